@@ -1,0 +1,264 @@
+//! [`CpuBackend`]: the verbs of [`Backend`], each a few lines over a kernel in `ops/`.
+
+use std::sync::Arc;
+
+use mlxcel_compute::{
+    Activation, Attend, Backend, Batch, ComputeError, DType, Experts, HostWeight, KvGroup, KvSlot, QuantFormat,
+    WeightFormat,
+};
+
+use crate::arch::{Isa, Kernel};
+use crate::buffer::{Arena, CpuBuffer, Shared};
+use crate::kv::{self, CpuKv, PAGE_LEN};
+use crate::lanes::Lanes;
+use crate::ops::linear::{Input, Job, decode_row, run};
+use crate::ops::{attend, moe, rows};
+use crate::pool::Pool;
+
+/// How activations enter quantised linears, and what KV pages hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Activations stay f32, pages hold f32: for parity with references.
+    F32,
+    /// int8 activations per row and group with integer dot products, bf16 pages: the fast one.
+    Int8,
+}
+
+impl Precision {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Int8 => "int8",
+        }
+    }
+}
+
+/// A weight as it lies in the file.
+pub struct CpuWeight {
+    pub(crate) host: HostWeight,
+}
+
+/// The CPU as a backend.
+pub struct CpuBackend {
+    pub(crate) precision: Precision,
+    pub(crate) isa: Isa,
+    pub(crate) pool: Pool,
+    pub(crate) arena: Arc<Arena>,
+}
+
+impl CpuBackend {
+    /// A backend with the machine's best instruction set and `threads` threads.
+    pub fn new(precision: Precision, threads: usize) -> Self {
+        Self::with_isa(precision, threads, Isa::best())
+    }
+
+    /// A backend with a chosen instruction set.
+    pub fn with_isa(precision: Precision, threads: usize, isa: Isa) -> Self {
+        CpuBackend { precision, isa, pool: Pool::new(threads), arena: Arc::default() }
+    }
+
+    /// The thread pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Runs `f(first_row, rows)` over all rows, in parallel when there is enough to do. `f` must touch only its rows.
+    fn each_row(&self, rows: usize, width: usize, f: impl Fn(usize) + Sync) {
+        if rows * width < 16_384 {
+            (0..rows).for_each(f);
+        } else {
+            let step = rows.div_ceil(self.pool.threads() * 4);
+            self.pool.run(rows.div_ceil(step), &|c| (c * step..((c + 1) * step).min(rows)).for_each(&f));
+        }
+    }
+
+    /// Runs `f(row index, row)` on each row of a buffer, in place.
+    fn map_rows(&self, x: &mut CpuBuffer, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let (rows, width) = (x.rows(), x.width());
+        let shared = Shared::new(x.data_mut());
+        // SAFETY: each row is taken once.
+        self.each_row(rows, width, |r| f(r, unsafe { shared.part(r * width, width) }));
+    }
+}
+
+struct DecodeRow<'a>(&'a HostWeight, usize, f32, &'a mut [f32]);
+
+impl Kernel for DecodeRow<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let DecodeRow(weight, row, scale, out) = self;
+        decode_row::<L>(weight, row, out);
+        out.iter_mut().for_each(|v| *v *= scale);
+    }
+}
+
+fn unsupported(weight: &HostWeight, reason: String) -> ComputeError {
+    ComputeError::Weight { name: weight.name.clone(), reason }
+}
+
+impl Backend for CpuBackend {
+    type Buffer = CpuBuffer;
+    type Weight = CpuWeight;
+    type Vector = Vec<f32>;
+    type Kv = CpuKv;
+
+    fn describe(&self) -> String {
+        format!("cpu {} {} {} threads", self.precision.name(), self.isa.name(), self.pool.threads())
+    }
+
+    fn page_len(&self) -> usize {
+        PAGE_LEN
+    }
+
+    fn load_weight(&self, weight: HostWeight) -> Result<CpuWeight, ComputeError> {
+        let rows = weight.experts * weight.outputs;
+        if weight.data.len() != rows * weight.row_bytes() {
+            let found = weight.data.len();
+            return Err(unsupported(&weight, format!("{} bytes expected, {found} found", rows * weight.row_bytes())));
+        }
+        match weight.format {
+            WeightFormat::Float(DType::F32 | DType::Bf16 | DType::F16) => {}
+            WeightFormat::Quant(QuantFormat::Affine { bits: 2..=6 | 8, group: 32 | 64 | 128 }, scales)
+                if matches!(scales, DType::F32 | DType::Bf16 | DType::F16) => {}
+            WeightFormat::Quant(QuantFormat::Mxfp4 | QuantFormat::Mxfp8 | QuantFormat::Nvfp4, DType::U8) => {}
+            other => return Err(unsupported(&weight, format!("the CPU has no kernel for {other}"))),
+        }
+        Ok(CpuWeight { host: weight })
+    }
+
+    fn load_vector(&self, values: &[f32]) -> Vec<f32> {
+        values.to_vec()
+    }
+
+    fn kv_page_bytes(&self, group: &KvGroup) -> usize {
+        kv::page_bytes(group, self.precision)
+    }
+
+    fn kv_new(&self, layout: &[KvGroup], pages: &[usize]) -> Result<CpuKv, ComputeError> {
+        CpuKv::new(layout, pages, self.precision)
+    }
+
+    fn buffer(&self, rows: usize, width: usize) -> CpuBuffer {
+        CpuBuffer::new(&self.arena, rows, width)
+    }
+
+    fn write(&self, buffer: &mut CpuBuffer, values: &[f32]) {
+        buffer.data_mut().copy_from_slice(values);
+    }
+
+    fn read(&self, buffer: &CpuBuffer) -> Vec<f32> {
+        buffer.data().to_vec()
+    }
+
+    fn embed(&self, table: &CpuWeight, ids: &[u32], scale: f32, out: &mut CpuBuffer) {
+        self.map_rows(out, |r, row| self.isa.run(DecodeRow(&table.host, ids[r] as usize, scale, row)));
+    }
+
+    fn gather(&self, x: &CpuBuffer, rows: &[u32], out: &mut CpuBuffer) {
+        let width = x.width();
+        for (row, out) in rows.iter().zip(out.data_mut().chunks_exact_mut(width)) {
+            out.copy_from_slice(x.row(*row as usize));
+        }
+    }
+
+    fn rms_norm(&self, x: &CpuBuffer, width: usize, weight: Option<&Vec<f32>>, eps: f32, out: &mut CpuBuffer) {
+        let heads = x.data().len() / width;
+        let shared = Shared::new(out.data_mut());
+        self.each_row(heads, width, |h| {
+            // SAFETY: each head is taken once.
+            let out = unsafe { shared.part(h * width, width) };
+            let x = &x.data()[h * width..][..width];
+            self.isa.run(rows::RmsNorm { x, weight: weight.map(Vec::as_slice), eps, out });
+        });
+    }
+
+    fn add_rms_norm(&self, residual: &mut CpuBuffer, y: &CpuBuffer, weight: &Vec<f32>, eps: f32, scale: f32) {
+        self.map_rows(residual, |r, residual| {
+            self.isa.run(rows::AddRmsNorm { residual, y: y.row(r), weight, eps, scale })
+        });
+    }
+
+    fn add(&self, x: &mut CpuBuffer, y: &CpuBuffer, scale: f32) {
+        self.map_rows(x, |r, x| self.isa.run(rows::Add { x, y: y.row(r), scale }));
+    }
+
+    fn scale(&self, x: &mut CpuBuffer, weight: Option<&Vec<f32>>, scale: f32) {
+        self.map_rows(x, |_, x| self.isa.run(rows::Scale { x, weight: weight.map(Vec::as_slice), scale }));
+    }
+
+    fn linear(&self, x: &CpuBuffer, weights: &[&CpuWeight], outs: &mut [&mut CpuBuffer]) {
+        let hosts: Vec<&HostWeight> = weights.iter().map(|w| &w.host).collect();
+        let input = Input::new(&self.pool, self.isa, self.precision, x.data(), x.width(), &hosts);
+        let outs: Vec<Shared<'_, f32>> = outs.iter_mut().map(|o| Shared::new(o.data_mut())).collect();
+        let jobs: Vec<Job<'_>> = hosts
+            .iter()
+            .zip(&outs)
+            .map(|(weight, out)| Job { weight, up: None, expert: 0, input: &input, row: 0, rows: x.rows(), out })
+            .collect();
+        run(&self.pool, self.isa, self.precision, &jobs);
+    }
+
+    fn gated(&self, x: &CpuBuffer, gate: &CpuWeight, up: &CpuWeight, act: Activation, out: &mut CpuBuffer) {
+        let input = Input::new(&self.pool, self.isa, self.precision, x.data(), x.width(), &[&gate.host, &up.host]);
+        let out = Shared::new(out.data_mut());
+        let job = Job {
+            weight: &gate.host,
+            up: Some((&up.host, act)),
+            expert: 0,
+            input: &input,
+            row: 0,
+            rows: x.rows(),
+            out: &out,
+        };
+        run(&self.pool, self.isa, self.precision, &[job]);
+    }
+
+    fn activate_mul(&self, x: &mut CpuBuffer, act: Activation, y: &CpuBuffer, column: usize) {
+        self.map_rows(x, |r, x| {
+            let width = x.len();
+            self.isa.run(rows::ActivateMul { x, activation: act, y: &y.row(r)[column..column + width] });
+        });
+    }
+
+    fn softcap(&self, x: &mut CpuBuffer, cap: f32) {
+        self.map_rows(x, |_, x| self.isa.run(rows::Softcap { x, cap }));
+    }
+
+    fn rope(&self, x: &mut CpuBuffer, head_dim: usize, angles: &CpuBuffer) {
+        self.map_rows(x, |r, x| {
+            let (cos, sin) = angles.row(r).split_at(head_dim / 2);
+            self.isa.run(rows::Rope { x, head_dim, cos, sin });
+        });
+    }
+
+    fn rope_angles(&self, positions: &[u32], frequencies: &Vec<f32>) -> CpuBuffer {
+        let n = frequencies.len();
+        let mut out = self.buffer(positions.len(), 2 * n);
+        for (position, row) in positions.iter().zip(out.data_mut().chunks_exact_mut(2 * n)) {
+            for (i, f) in frequencies.iter().enumerate() {
+                // The angle is an f32 by definition; its sine is taken in f64 and rounded once.
+                let (sin, cos) = f64::from(*position as f32 * f).sin_cos();
+                (row[i], row[n + i]) = (cos as f32, sin as f32);
+            }
+        }
+        out
+    }
+
+    fn kv_append(&self, kv: &mut CpuKv, slot: KvSlot, batch: &Batch, k: &CpuBuffer, v: &CpuBuffer) {
+        kv.append(slot, batch, k.data(), v.data());
+    }
+
+    fn attend(&self, kv: &CpuKv, slot: KvSlot, batch: &Batch, q: &CpuBuffer, spec: Attend, out: &mut CpuBuffer) {
+        attend::run(&self.pool, self.isa, kv, slot, batch, q.data(), spec, out.data_mut());
+    }
+
+    fn moe(&self, router: &CpuBuffer, x: &CpuBuffer, experts: &Experts<'_, Self>, out: &mut CpuBuffer) {
+        let routes: Vec<moe::Route> =
+            (0..x.rows()).map(|r| moe::route(router.row(r), experts.scale, experts.top_k)).collect();
+        let weights = moe::Weights { gate: experts.gate, up: experts.up, down: experts.down };
+        moe::apply(self, &routes, x, &weights, experts.activation, out);
+    }
+}

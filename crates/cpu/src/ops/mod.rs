@@ -1,0 +1,9 @@
+//! The operations, one idea a file.
+
+pub mod attend;
+pub mod linear;
+pub mod moe;
+pub mod quant;
+pub mod rows;
+pub mod scales;
+pub mod tile;

@@ -1,0 +1,118 @@
+//! Mixture of experts: routing per row, expert linears over grouped rows, sums in rank order.
+
+use mlxcel_compute::Activation;
+
+use crate::buffer::{CpuBuffer, Shared};
+use crate::ops::linear::{Input, Job, run};
+use crate::{CpuBackend, CpuWeight};
+
+/// Experts of one row, best first, with their factors.
+pub type Route = Vec<(usize, f32)>;
+
+/// Softmax over all experts, the `top_k` largest (ties to the lower index), renormalised, times the expert's scale.
+pub fn route(logits: &[f32], scale: &[f32], top_k: usize) -> Route {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    order.truncate(top_k);
+    // Renormalising over the chosen ones is the same as a softmax over them alone.
+    let max = logits[order[0]];
+    let p: Vec<f32> = order.iter().map(|e| mlxcel_compute::order::exp(logits[*e] - max)).collect();
+    let sum: f32 = p.iter().sum();
+    order.iter().zip(&p).map(|(e, p)| (*e, p / sum * scale[*e])).collect()
+}
+
+/// The three matrices of the experts.
+pub struct Weights<'a> {
+    /// Gate `[experts, width, hidden]`.
+    pub gate: &'a CpuWeight,
+    /// Up.
+    pub up: &'a CpuWeight,
+    /// Down `[experts, hidden, width]`.
+    pub down: &'a CpuWeight,
+}
+
+/// `out[r] = sum over ranks of factor * expert(x[r])`.
+pub fn apply(
+    backend: &CpuBackend,
+    routes: &[Route],
+    x: &CpuBuffer,
+    weights: &Weights<'_>,
+    activation: Activation,
+    out: &mut CpuBuffer,
+) {
+    let (gate, up, down) = (&weights.gate.host, &weights.up.host, &weights.down.host);
+    // Rows grouped by expert: each expert's weights are read once.
+    let mut by_expert: Vec<Vec<(usize, usize)>> = vec![Vec::new(); gate.experts]; // (row, rank)
+    for (row, route) in routes.iter().enumerate() {
+        for (rank, (expert, _)) in route.iter().enumerate() {
+            by_expert[*expert].push((row, rank));
+        }
+    }
+    let order: Vec<(usize, usize)> = by_expert.iter().flatten().copied().collect();
+    let mut grouped = CpuBuffer::new(&backend.arena, order.len(), x.width());
+    for (i, (row, _)) in order.iter().enumerate() {
+        grouped.data_mut()[i * x.width()..][..x.width()].copy_from_slice(x.row(*row));
+    }
+    let mut inner = CpuBuffer::new(&backend.arena, order.len(), gate.outputs);
+    let mut results = CpuBuffer::new(&backend.arena, order.len(), down.outputs);
+    let spans: Vec<(usize, usize, usize)> = by_expert
+        .iter()
+        .enumerate()
+        .scan(0, |at, (expert, rows)| {
+            *at += rows.len();
+            Some((expert, *at - rows.len(), rows.len()))
+        })
+        .filter(|(_, _, rows)| *rows > 0)
+        .collect();
+    let (pool, isa, precision) = (&backend.pool, backend.isa, backend.precision);
+    {
+        let input = Input::new(pool, isa, precision, grouped.data(), x.width(), &[gate, up]);
+        let shared = Shared::new(inner.data_mut());
+        let jobs: Vec<Job<'_>> = spans
+            .iter()
+            .map(|(expert, row, rows)| Job {
+                weight: gate,
+                up: Some((up, activation)),
+                expert: *expert,
+                input: &input,
+                row: *row,
+                rows: *rows,
+                out: &shared,
+            })
+            .collect();
+        run(pool, isa, precision, &jobs);
+    }
+    {
+        let input = Input::new(pool, isa, precision, inner.data(), gate.outputs, &[down]);
+        let shared = Shared::new(results.data_mut());
+        let jobs: Vec<Job<'_>> = spans
+            .iter()
+            .map(|(expert, row, rows)| Job {
+                weight: down,
+                up: None,
+                expert: *expert,
+                input: &input,
+                row: *row,
+                rows: *rows,
+                out: &shared,
+            })
+            .collect();
+        run(pool, isa, precision, &jobs);
+    }
+    let mut place = vec![vec![0; 0]; routes.len()];
+    for (p, route) in place.iter_mut().zip(routes) {
+        p.resize(route.len(), 0);
+    }
+    for (i, (row, rank)) in order.iter().enumerate() {
+        place[*row][*rank] = i;
+    }
+    let width = down.outputs;
+    for (row, route) in routes.iter().enumerate() {
+        let target = &mut out.data_mut()[row * width..][..width];
+        target.fill(0.0);
+        for (rank, (_, factor)) in route.iter().enumerate() {
+            let y = &results.row(place[row][rank]);
+            target.iter_mut().zip(*y).for_each(|(t, y)| *t = factor.mul_add(*y, *t));
+        }
+    }
+}

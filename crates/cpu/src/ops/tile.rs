@@ -1,0 +1,198 @@
+//! Register tiles of the quantised linear: M activation rows by R outputs, int8 dot products on the codes.
+//!
+//! Contract: `out[m][r] = tree(lanes)` with, per lane, `fma(dot, scale_w * scale_x, acc)` over the blocks of a row in
+//! order, plus the bias sums (`fma(bias, sum_x, acc)`, bias group `g` in lane `g % 16`) added lane by lane
+//! (order::int8_dot). Nothing depends on M, R or the position in the tile.
+//!
+//! Expected share of the roofline: width 1 streams weights at memory speed; wide blocks are bound by the dot products.
+
+use crate::lanes::Lanes;
+use crate::ops::quant::QuantRows;
+use crate::ops::scales::{E2M1_CODES, Scales};
+
+/// One weight matrix as bytes: rows of codes, of scales, of biases.
+#[derive(Clone, Copy)]
+pub struct Codes<'a> {
+    /// Packed codes, all rows.
+    pub data: &'a [u8],
+    /// Scales, all rows.
+    pub scales: &'a [u8],
+    /// Biases, all rows (empty for the float modes).
+    pub biases: &'a [u8],
+    /// Bytes of a row of codes.
+    pub row_bytes: usize,
+    /// Bytes of a row of scales.
+    pub scale_bytes: usize,
+    /// Groups of a row.
+    pub groups: usize,
+    /// Values of a group.
+    pub group: usize,
+}
+
+impl<'a> Codes<'a> {
+    #[inline(always)]
+    fn row(&self, r: usize) -> &'a [u8] {
+        &self.data[r * self.row_bytes..][..self.row_bytes]
+    }
+
+    #[inline(always)]
+    fn scale_row(&self, r: usize) -> &'a [u8] {
+        &self.scales[r * self.scale_bytes..][..self.scale_bytes]
+    }
+
+    #[inline(always)]
+    fn bias_row(&self, r: usize) -> &'a [u8] {
+        if self.biases.is_empty() { &[] } else { &self.biases[r * self.scale_bytes..][..self.scale_bytes] }
+    }
+}
+
+/// How a block of a weight row becomes unsigned bytes for [`Lanes::dot`].
+pub trait Decode {
+    /// Values of a block; 128 (lane covers 8 values) or 64 (lane covers 4).
+    const BLOCK: usize;
+    /// Adds the dot products of one block.
+    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M];
+}
+
+/// 4-bit codes as they lie.
+pub struct Nibbles;
+/// E2M1 codes through a table.
+pub struct E2m1;
+/// 8-bit codes as they lie.
+pub struct Bytes8;
+/// Codes of 2, 3, 5 or 6 bits, unpacked to bytes.
+pub struct Packed<const BITS: usize>;
+
+#[inline(always)]
+fn bytes64(row: &[u8], from: usize) -> [u8; 64] {
+    match row.get(from..from + 64) {
+        Some(b) => *b.first_chunk().expect("sixty-four bytes"),
+        None => {
+            let mut padded = [0; 64];
+            let rest = &row[from..];
+            padded[..rest.len()].copy_from_slice(rest);
+            padded
+        }
+    }
+}
+
+#[inline(always)]
+fn chunk64(x: &[u8], i: usize) -> &[u8; 64] {
+    x[64 * i..].first_chunk().expect("a block of codes")
+}
+
+#[inline(always)]
+fn nibble_dot<L: Lanes, const M: usize>(low: L::Bytes, high: L::Bytes, x: [&[u8]; M]) -> [L::Ints; M] {
+    x.map(|x| {
+        let acc = L::dot(L::zero(), low, L::bytes(chunk64(x, 0)));
+        L::dot(acc, high, L::bytes(chunk64(x, 1)))
+    })
+}
+
+impl Decode for Nibbles {
+    const BLOCK: usize = 128;
+
+    #[inline(always)]
+    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M] {
+        let (low, high) = L::nibbles(L::bytes(&bytes64(row, block * 64)));
+        nibble_dot::<L, M>(low, high, x)
+    }
+}
+
+impl Decode for E2m1 {
+    const BLOCK: usize = 128;
+
+    #[inline(always)]
+    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M] {
+        let (low, high) = L::nibbles(L::bytes(&bytes64(row, block * 64)));
+        nibble_dot::<L, M>(L::lookup(low, &E2M1_CODES), L::lookup(high, &E2M1_CODES), x)
+    }
+}
+
+impl Decode for Bytes8 {
+    const BLOCK: usize = 64;
+
+    #[inline(always)]
+    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M] {
+        let codes = L::bytes(&bytes64(row, block * 64));
+        x.map(|x| L::dot_wide(L::zero(), codes, L::bytes(chunk64(x, 0))))
+    }
+}
+
+impl<const BITS: usize> Decode for Packed<BITS> {
+    const BLOCK: usize = 64;
+
+    #[inline(always)]
+    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M] {
+        let codes = L::bytes(&unpack::<BITS>(row, block * 8 * BITS));
+        x.map(|x| L::dot(L::zero(), codes, L::bytes(chunk64(x, 0))))
+    }
+}
+
+/// Sixty-four codes from `8 * BITS` bytes (fewer at the end of a row): eight codes fill exactly BITS bytes.
+#[inline(always)]
+pub fn unpack<const BITS: usize>(row: &[u8], from: usize) -> [u8; 64] {
+    let mut out = [0; 64];
+    let rest = &row[from..];
+    for (eight, bytes) in out.as_chunks_mut::<8>().0.iter_mut().zip(rest.chunks_exact(BITS)) {
+        let mut word = [0; 8];
+        word[..BITS].copy_from_slice(bytes);
+        let word = u64::from_le_bytes(word);
+        for (i, code) in eight.iter_mut().enumerate() {
+            *code = (word >> (i * BITS)) as u8 & ((1u16 << BITS) - 1) as u8;
+        }
+    }
+    out
+}
+
+/// Lane scales of a block of `D::BLOCK` values: lane `l` covers `BLOCK / 16` consecutive values.
+#[inline(always)]
+fn lane_scales<L: Lanes, D: Decode, S: Scales>(w: &Codes<'_>, scales: &[u8], block: usize) -> L {
+    // A block may be cut short by the end of the row; its missing groups scale zeros.
+    let at = |i: usize| if i < w.groups { S::scale(scales, i) } else { 0.0 };
+    let per_block = D::BLOCK / w.group.min(D::BLOCK);
+    match per_block {
+        1 => L::splat(at(block * D::BLOCK / w.group)),
+        2 => L::halves(at(2 * block), at(2 * block + 1)),
+        4 => L::quads(&std::array::from_fn(|i| at(4 * block + i))),
+        _ => L::pairs(&std::array::from_fn(|i| at(8 * block + i))),
+    }
+}
+
+/// Outputs `o..o + R` for rows `row..row + M` of `x`; returns `[m][r]`.
+#[inline(always)]
+pub fn tile<L: Lanes, D: Decode, S: Scales, const M: usize, const R: usize>(
+    w: &Codes<'_>,
+    o: usize,
+    x: &QuantRows,
+    row: usize,
+) -> [[f32; R]; M] {
+    let mut acc = [[L::splat(0.0); R]; M];
+    let codes: [&[u8]; R] = std::array::from_fn(|r| w.row(o + r));
+    let scales: [&[u8]; R] = std::array::from_fn(|r| w.scale_row(o + r));
+    for block in 0..x.blocks {
+        let x_codes: [&[u8]; M] = std::array::from_fn(|m| x.codes(row + m, block));
+        let x_scales: [L; M] = std::array::from_fn(|m| L::load(x.scales(row + m, block)));
+        for r in 0..R {
+            let dots = D::dot::<L, M>(codes[r], block, x_codes);
+            let scale = lane_scales::<L, D, S>(w, scales[r], block);
+            for m in 0..M {
+                acc[m][r] = L::to_f32(dots[m]).fma(scale.mul(x_scales[m]), acc[m][r]);
+            }
+        }
+    }
+    for r in 0..R {
+        let bias_row = w.bias_row(o + r);
+        for sixteen in 0..x.sums_width / 16 {
+            let bias = L::load(&std::array::from_fn(|i| {
+                let g = 16 * sixteen + i;
+                if g < w.groups { S::bias(scales[r], bias_row, g) } else { 0.0 }
+            }));
+            for m in 0..M {
+                let sums = x.sums(row + m)[16 * sixteen..].first_chunk().expect("padded sums");
+                acc[m][r] = bias.fma(L::load(sums), acc[m][r]);
+            }
+        }
+    }
+    acc.map(|rows| rows.map(L::sum))
+}

@@ -1,0 +1,287 @@
+//! Gemma 4, text: one definition for E2B, E4B, 12B, 26B-A4B and 31B (gemma4.md §2).
+//!
+//! What differs between the sizes is in the configuration: window and full layers with their own head sizes and rotary
+//! embeddings, K = V, layers that share an earlier layer's K/V, per-layer embeddings, experts beside the dense MLP.
+
+use mlxcel_checkpoint::gemma4::{Gemma4Config, Gemma4TextConfig};
+use mlxcel_checkpoint::{Checkpoint, Weights};
+use mlxcel_compute::{Activation, Backend, Batch, KvGroup, KvShape, KvSlot};
+
+use crate::layers::attention::{Attention, Shape};
+use crate::layers::mlp::Mlp;
+use crate::layers::moe::{Moe, Sizes};
+use crate::layers::{Loader, rope};
+use crate::summary::Ledger;
+use crate::tap::{Tap, show};
+use crate::{ModelError, ModelInfo, Network};
+
+/// The text stack.
+pub struct Gemma4<B: Backend> {
+    info: ModelInfo,
+    config: Gemma4TextConfig,
+    embed_tokens: B::Weight,    // [vocab, hidden]
+    lm_head: Option<B::Weight>, // [vocab, hidden], when not tied
+    per_layer: Option<PerLayer<B>>,
+    layers: Vec<Layer<B>>,
+    norm: B::Vector,           // [hidden]
+    rotations: Vec<B::Vector>, // frequencies, distinct ones
+    kv_layout: Vec<KvGroup>,
+}
+
+struct PerLayer<B: Backend> {
+    embed_tokens_per_layer: B::Weight,     // [vocab, layers * width]
+    per_layer_model_projection: B::Weight, // [layers * width, hidden]
+    per_layer_projection_norm: B::Vector,  // [width]
+}
+
+struct Layer<B: Backend> {
+    input_layernorm: B::Vector, // [hidden]
+    self_attn: Attention<B>,
+    post_attention_layernorm: B::Vector,  // [hidden]
+    pre_feedforward_layernorm: B::Vector, // [hidden]
+    mlp: Mlp<B>,
+    moe: Option<Moe<B>>,
+    post_feedforward_layernorm: B::Vector, // [hidden]
+    per_layer: Option<LayerInput<B>>,
+    layer_scalar: f32,
+    rotation: usize, // index into Gemma4::rotations
+}
+
+struct LayerInput<B: Backend> {
+    per_layer_input_gate: B::Weight,      // [width, hidden]
+    per_layer_projection: B::Weight,      // [hidden, width]
+    post_per_layer_input_norm: B::Vector, // [hidden]
+}
+
+/// Groups layers that cache by the positions they keep: `(layout, slot of each layer's K/V)`.
+fn kv_layout(config: &Gemma4TextConfig) -> (Vec<KvGroup>, Vec<KvSlot>) {
+    let mut layout: Vec<KvGroup> = Vec::new();
+    let mut slots: Vec<KvSlot> = Vec::new();
+    for layer in 0..config.num_hidden_layers {
+        if layer >= config.first_shared_layer() {
+            slots.push(slots[config.kv_source(layer)]);
+            continue;
+        }
+        let window = config.is_sliding(layer).then_some(config.sliding_window);
+        let shape = KvShape { kv_heads: config.kv_heads(layer), head_dim: config.head_dim(layer) };
+        let group = layout.iter().position(|g| g.window == window).unwrap_or_else(|| {
+            layout.push(KvGroup { window, layers: Vec::new() });
+            layout.len() - 1
+        });
+        layout[group].layers.push(shape);
+        slots.push(KvSlot { group, layer: layout[group].layers.len() - 1 });
+    }
+    (layout, slots)
+}
+
+impl<B: Backend> Gemma4<B> {
+    /// Reads the text stack of a checkpoint. Towers for other media are left alone.
+    ///
+    /// # Errors
+    /// Any missing, left-over or ill-shaped tensor, and configurations outside the family.
+    pub fn load(checkpoint: &Checkpoint, backend: &B) -> Result<Self, ModelError> {
+        let all = Gemma4Config::from_checkpoint(checkpoint)?;
+        let config = all.text.clone();
+        let weights = Weights::detect(checkpoint)?;
+        let ledger = Ledger::default();
+        let load = Loader { backend, weights, ledger: &ledger };
+        let (hidden, vocab, count) = (config.hidden_size, config.vocab_size, config.num_hidden_layers);
+        let width = config.hidden_size_per_layer_input;
+        let per_layer = if width == 0 {
+            None
+        } else {
+            let rows = config.vocab_size_per_layer_input;
+            Some(PerLayer {
+                embed_tokens_per_layer: load.linear("embed_tokens_per_layer", rows, count * width)?,
+                per_layer_model_projection: load.linear("per_layer_model_projection", count * width, hidden)?,
+                per_layer_projection_norm: load.vector("per_layer_projection_norm.weight", width)?,
+            })
+        };
+        let (kv_layout, slots) = kv_layout(&config);
+        let mut frequencies: Vec<Vec<f32>> = Vec::new();
+        let mut layers = Vec::with_capacity(count);
+        for (l, slot) in slots.iter().enumerate() {
+            let wanted = rope::frequencies(config.rope(l), config.head_dim(l));
+            let rotation = frequencies.iter().position(|f| *f == wanted).unwrap_or_else(|| {
+                frequencies.push(wanted);
+                frequencies.len() - 1
+            });
+            layers.push(Layer::load(&load.sub(&format!("layers.{l}.")), &config, l, *slot, rotation)?);
+        }
+        let lm_head = match config.tie_word_embeddings {
+            true => None,
+            false => load.lm_head(vocab, hidden)?,
+        };
+        let embed_tokens = load.linear("embed_tokens", vocab, hidden)?;
+        let norm = load.vector("norm.weight", hidden)?;
+        load.weights.finish(|name| all.ignores(name))?;
+        Ok(Gemma4 {
+            info: ModelInfo::gemma4(checkpoint, &all, ledger.modules()),
+            embed_tokens,
+            lm_head,
+            per_layer,
+            layers,
+            norm,
+            rotations: frequencies.iter().map(|f| backend.load_vector(f)).collect(),
+            kv_layout,
+            config,
+        })
+    }
+
+    /// Per-layer inputs `[rows, layers * width]` (§2.9), from the scaled embeddings.
+    fn per_layer_inputs(&self, backend: &B, per_layer: &PerLayer<B>, batch: &Batch, h: &B::Buffer) -> B::Buffer {
+        let width = self.config.hidden_size_per_layer_input;
+        let (rows, all) = (batch.rows(), self.config.num_hidden_layers * width);
+        let mut raw = backend.buffer(rows, all);
+        backend.linear(h, &[&per_layer.per_layer_model_projection], &mut [&mut raw]);
+        // The factor comes before the norm because of the norm's epsilon.
+        backend.scale(&mut raw, None, (self.config.hidden_size as f32).sqrt().recip());
+        let mut ple = backend.buffer(rows, all);
+        let eps = self.config.rms_norm_eps as f32;
+        backend.rms_norm(&raw, width, Some(&per_layer.per_layer_projection_norm), eps, &mut ple);
+        let mut tokens = raw;
+        backend.embed(&per_layer.embed_tokens_per_layer, batch.tokens(), (width as f32).sqrt(), &mut tokens);
+        backend.add(&mut ple, &tokens, 0.5f32.sqrt());
+        ple
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    fn load(
+        load: &Loader<'_, B>,
+        config: &Gemma4TextConfig,
+        layer: usize,
+        slot: KvSlot,
+        rotation: usize,
+    ) -> Result<Self, ModelError> {
+        let (hidden, width) = (config.hidden_size, config.hidden_size_per_layer_input);
+        let eps = config.rms_norm_eps as f32;
+        let shape = Shape {
+            hidden,
+            heads: config.num_attention_heads,
+            kv_heads: config.kv_heads(layer),
+            head_dim: config.head_dim(layer),
+            k_eq_v: config.k_eq_v(layer),
+            shared: layer >= config.first_shared_layer(),
+            window: config.is_sliding(layer).then_some(config.sliding_window),
+            slot,
+            eps,
+        };
+        let moe = config.moe().map(|m| {
+            let sizes =
+                Sizes { experts: m.num_experts, top_k: m.top_k_experts, width: m.moe_intermediate_size, hidden };
+            Moe::load(load, sizes, Activation::GeluTanh, eps)
+        });
+        let per_layer = (width > 0).then(|| -> Result<_, ModelError> {
+            Ok(LayerInput {
+                per_layer_input_gate: load.linear("per_layer_input_gate", width, hidden)?,
+                per_layer_projection: load.linear("per_layer_projection", hidden, width)?,
+                post_per_layer_input_norm: load.vector("post_per_layer_input_norm.weight", hidden)?,
+            })
+        });
+        Ok(Layer {
+            input_layernorm: load.vector("input_layernorm.weight", hidden)?,
+            self_attn: Attention::load(&load.sub("self_attn."), shape)?,
+            post_attention_layernorm: load.vector("post_attention_layernorm.weight", hidden)?,
+            pre_feedforward_layernorm: load.vector("pre_feedforward_layernorm.weight", hidden)?,
+            mlp: Mlp::load(&load.sub("mlp."), hidden, config.mlp_width(layer), Activation::GeluTanh)?,
+            moe: moe.transpose()?,
+            post_feedforward_layernorm: load.vector("post_feedforward_layernorm.weight", hidden)?,
+            per_layer: per_layer.transpose()?,
+            layer_scalar: load.scalar("layer_scalar")?,
+            rotation,
+        })
+    }
+}
+
+impl<B: Backend> Network<B> for Gemma4<B> {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn kv_layout(&self) -> &[KvGroup] {
+        &self.kv_layout
+    }
+
+    fn forward(&self, backend: &B, kv: &mut B::Kv, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer {
+        let config = &self.config;
+        let (hidden, eps) = (config.hidden_size, config.rms_norm_eps as f32);
+        let mut x = backend.buffer(batch.rows(), hidden);
+        backend.embed(&self.embed_tokens, batch.tokens(), (hidden as f32).sqrt(), &mut x);
+        show(tap, backend, None, "embed", &x);
+        let mut ple = self.per_layer.as_ref().map(|p| self.per_layer_inputs(backend, p, batch, &x));
+        if let Some(ple) = &ple {
+            show(tap, backend, None, "per_layer_inputs", ple);
+        }
+        let angles = |batch: &Batch| -> Vec<B::Buffer> {
+            self.rotations.iter().map(|f| backend.rope_angles(batch.positions(), f)).collect()
+        };
+        let mut rotations = angles(batch);
+        // Sharing layers write no cache: from the first of them on, only the wanted rows matter.
+        let wanted = batch.select(batch.wanted());
+        let mut batch = batch;
+        for (l, layer) in self.layers.iter().enumerate() {
+            if l == config.first_shared_layer() && wanted.rows() < batch.rows() {
+                if wanted.is_empty() {
+                    return backend.buffer(0, config.vocab_size);
+                }
+                x = self.narrow(backend, batch, &x, hidden);
+                let width = config.num_hidden_layers * config.hidden_size_per_layer_input;
+                ple = ple.map(|p| self.narrow(backend, batch, &p, width));
+                batch = &wanted;
+                rotations = angles(batch);
+            }
+            let rows = batch.rows();
+            let mut normed = backend.buffer(rows, hidden);
+            backend.rms_norm(&x, hidden, Some(&layer.input_layernorm), eps, &mut normed);
+            let mixed = layer.self_attn.forward(backend, kv, batch, &normed, &rotations[layer.rotation]);
+            show(tap, backend, Some(l), "attention", &mixed);
+            backend.add_rms_norm(&mut x, &mixed, &layer.post_attention_layernorm, eps, 1.0);
+
+            backend.rms_norm(&x, hidden, Some(&layer.pre_feedforward_layernorm), eps, &mut normed);
+            let mut f = layer.mlp.forward(backend, &normed, rows);
+            show(tap, backend, Some(l), "mlp", &f);
+            if let Some(moe) = &layer.moe {
+                f = moe.forward(backend, &x, &f, rows);
+                show(tap, backend, Some(l), "moe", &f);
+            }
+            let last = if layer.per_layer.is_none() { layer.layer_scalar } else { 1.0 };
+            backend.add_rms_norm(&mut x, &f, &layer.post_feedforward_layernorm, eps, last);
+
+            if let (Some(input), Some(ple)) = (&layer.per_layer, &ple) {
+                let width = config.hidden_size_per_layer_input;
+                let mut gate = backend.buffer(rows, width);
+                backend.linear(&x, &[&input.per_layer_input_gate], &mut [&mut gate]);
+                backend.activate_mul(&mut gate, Activation::GeluTanh, ple, l * width);
+                backend.linear(&gate, &[&input.per_layer_projection], &mut [&mut f]);
+                backend.add_rms_norm(&mut x, &f, &input.post_per_layer_input_norm, eps, layer.layer_scalar);
+            }
+            show(tap, backend, Some(l), "output", &x);
+        }
+        if wanted.is_empty() {
+            return backend.buffer(0, config.vocab_size);
+        }
+        if wanted.rows() < batch.rows() {
+            x = self.narrow(backend, batch, &x, hidden);
+        }
+        let mut normed = backend.buffer(wanted.rows(), hidden);
+        backend.rms_norm(&x, hidden, Some(&self.norm), eps, &mut normed);
+        show(tap, backend, None, "norm", &normed);
+        let mut logits = backend.buffer(wanted.rows(), config.vocab_size);
+        backend.linear(&normed, &[self.lm_head.as_ref().unwrap_or(&self.embed_tokens)], &mut [&mut logits]);
+        if let Some(cap) = config.final_logit_softcapping {
+            backend.softcap(&mut logits, cap as f32);
+        }
+        show(tap, backend, None, "logits", &logits);
+        logits
+    }
+}
+
+impl<B: Backend> Gemma4<B> {
+    /// The wanted rows of `x` `[rows of batch, width]`.
+    fn narrow(&self, backend: &B, batch: &Batch, x: &B::Buffer, width: usize) -> B::Buffer {
+        let mut out = backend.buffer(batch.wanted().len(), width);
+        backend.gather(x, batch.wanted(), &mut out);
+        out
+    }
+}

@@ -1,0 +1,150 @@
+//! Drives a model without the engine: page tables by hand, logits as bits.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mlxcel_checkpoint::Checkpoint;
+use mlxcel_compute::{Batch, Wanted};
+use mlxcel_cpu::{CpuBackend, Precision};
+use mlxcel_model::{Model, registry};
+
+/// The project's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("project root")
+}
+
+/// Loads a checkpoint on the CPU.
+pub fn load(dir: &Path, precision: Precision, threads: usize) -> Box<dyn Model> {
+    let checkpoint = Checkpoint::open(dir).unwrap_or_else(|e| panic!("{e}"));
+    registry::load(&checkpoint, Arc::new(CpuBackend::new(precision, threads))).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Sequences over a model's pages; page tables are dealt out in a scrambled order.
+pub struct Walker {
+    pub model: Box<dyn Model>,
+    tables: Vec<Vec<Vec<u32>>>, // [sequence][group][page]
+}
+
+impl Walker {
+    /// Room for `sequences` of up to `positions` each.
+    pub fn new(mut model: Box<dyn Model>, sequences: usize, positions: usize) -> Self {
+        let groups = model.kv_layout().len();
+        let pages = positions.div_ceil(model.page_len());
+        model.reserve(&vec![pages * sequences; groups]).expect("pages");
+        // Interleaved and backwards: nothing may depend on pages lying in order.
+        let table = |s: usize| (0..pages).map(|p| ((pages - 1 - p) * sequences + s) as u32).collect::<Vec<u32>>();
+        let tables = (0..sequences).map(|s| vec![table(s); groups]).collect();
+        Walker { model, tables }
+    }
+
+    /// One step over spans `(sequence, start, tokens)`, all rows wanted; logits by span, `[len, vocab]`.
+    pub fn step(&mut self, spans: &[(usize, usize, &[u32])]) -> Vec<Vec<f32>> {
+        let mut batch = Batch::new();
+        for (sequence, start, tokens) in spans {
+            let tables: Vec<&[u32]> = self.tables[*sequence].iter().map(Vec::as_slice).collect();
+            batch.push(*sequence, *start, tokens, &tables, Wanted::All);
+        }
+        let logits = self.model.forward(&batch).unwrap_or_else(|e| panic!("{e}"));
+        let vocab = self.model.info().vocab_size;
+        let mut rest = logits.as_slice();
+        spans
+            .iter()
+            .map(|(_, _, tokens)| {
+                let (own, tail) = rest.split_at(tokens.len() * vocab);
+                rest = tail;
+                own.to_vec()
+            })
+            .collect()
+    }
+
+    /// A batch of one span with the chosen rows wanted.
+    pub fn batch(&self, sequence: usize, start: usize, tokens: &[u32], wanted: Wanted) -> Batch {
+        let mut batch = Batch::new();
+        let tables: Vec<&[u32]> = self.tables[sequence].iter().map(Vec::as_slice).collect();
+        batch.push(sequence, start, tokens, &tables, wanted);
+        batch
+    }
+
+    /// Feeds `tokens` from position 0 of sequence 0 in chunks of the given lengths (the last repeated).
+    pub fn chunks(&mut self, tokens: &[u32], lengths: &[usize]) -> Vec<f32> {
+        let (mut out, mut at, mut i) = (Vec::new(), 0, 0);
+        while at < tokens.len() {
+            let len = lengths[i.min(lengths.len() - 1)].min(tokens.len() - at);
+            out.extend(self.step(&[(0, at, &tokens[at..at + len])]).remove(0));
+            at += len;
+            i += 1;
+        }
+        out
+    }
+}
+
+/// Bits of floats, for exact comparison.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Largest absolute difference.
+pub fn worst(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len(), "lengths");
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Index of the largest value, the lowest on ties.
+pub fn argmax(row: &[f32]) -> u32 {
+    let mut best = 0;
+    for (i, v) in row.iter().enumerate() {
+        if *v > row[best] {
+            best = i;
+        }
+    }
+    best as u32
+}
+
+/// A small deterministic generator.
+pub struct Rng(pub u64);
+
+impl Rng {
+    /// The next 32 bits (splitmix64).
+    pub fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 32) as u32
+    }
+
+    /// Uniform in `0..n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.next() as usize % n
+    }
+}
+
+/// Tensors of a golden file.
+pub struct Golden(mlxcel_checkpoint::SafetensorsFile);
+
+impl Golden {
+    /// Opens `golden.safetensors` of a directory.
+    pub fn open(dir: &Path) -> Self {
+        Golden(mlxcel_checkpoint::SafetensorsFile::open(&dir.join("golden.safetensors")).expect("golden file"))
+    }
+
+    fn tensor(&self, name: &str) -> Option<mlxcel_checkpoint::Tensor> {
+        let index = self.0.entries().iter().position(|e| e.name == name)?;
+        Some(self.0.tensor(index).expect("tensor"))
+    }
+
+    /// f32 values of a tensor.
+    pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        let t = self.tensor(name)?;
+        assert_eq!(t.dtype, mlxcel_compute::DType::F32, "{name}");
+        Some(t.data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    }
+
+    /// Token ids of a tensor.
+    pub fn ids(&self, name: &str) -> Vec<u32> {
+        let t = self.tensor(name).unwrap_or_else(|| panic!("no {name}"));
+        match t.dtype {
+            mlxcel_compute::DType::I32 => t.data.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect(),
+            _ => t.data.as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b) as u32).collect(),
+        }
+    }
+}
