@@ -24,7 +24,7 @@
 #![deny(unsafe_code)]
 
 pub mod checkpoint;
-pub mod dequant;
+
 pub mod error;
 mod fields;
 pub mod gemma4;
@@ -39,11 +39,11 @@ pub mod testing;
 pub mod weights;
 
 pub use checkpoint::Checkpoint;
-pub use dequant::{dequantize_element, dequantize_row};
 pub use error::{CheckpointError, Result};
 pub use gemma4::{Gemma4Config, Gemma4Family, Gemma4TextConfig};
 pub use generation::{GenerationDefaults, StopIds};
 pub use header::parse_header;
+pub use mlxcel_compute::dequant::{self, dequantize_element, dequantize_row};
 pub use quantization::Quantization;
 pub use safetensors::{SafetensorsFile, Tensor};
 pub use weights::Weights;

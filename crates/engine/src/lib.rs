@@ -1,6 +1,17 @@
-//! Requests over time: sequences, pages, scheduler, sampling.
-
+//! Requests over time: sequences, KV pages, scheduling, sampling, stops.
+//!
+//! [`Engine::step`](engine::Engine::step) is the whole life of a token: schedule, one forward over a ragged batch,
+//! accept, emit. The engine knows no model family and no device, and no text beyond detokenising.
 #![forbid(unsafe_code)]
 
+pub mod cache;
+pub mod engine;
+pub mod perplexity;
+pub mod request;
 pub mod sample;
+mod scheduler;
+mod sequence;
 pub mod stop;
+
+pub use engine::{Engine, EngineOptions};
+pub use request::{EngineError, Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};

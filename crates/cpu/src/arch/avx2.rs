@@ -180,8 +180,11 @@ impl Lanes for Avx2 {
     fn nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) {
         isa!({
             let mask = _mm256_set1_epi8(15);
-            let high = |v| _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
-            ((_mm256_and_si256(v.0, mask), _mm256_and_si256(v.1, mask)), (high(v.0), high(v.1)))
+            let high = (_mm256_srli_epi16(v.0, 4), _mm256_srli_epi16(v.1, 4));
+            (
+                (_mm256_and_si256(v.0, mask), _mm256_and_si256(v.1, mask)),
+                (_mm256_and_si256(high.0, mask), _mm256_and_si256(high.1, mask)),
+            )
         })
     }
 

@@ -4,6 +4,8 @@
 //! row of weights to f32 once and takes fused dot products with all activation rows (order::dot). The choice depends on
 //! the weight's format and shape and on the backend's precision, never on the number of rows.
 
+use std::marker::PhantomData;
+
 use mlxcel_compute::dequant::{e2m1, e4m3, e8m0};
 use mlxcel_compute::{Activation, DType, HostWeight, QuantFormat, WeightFormat};
 
@@ -106,218 +108,215 @@ pub fn run(pool: &Pool, isa: Isa, precision: Precision, jobs: &[Job<'_>]) {
     }
     pool.run(ranges.len(), &|chunk| {
         let (j, from, to) = ranges[chunk];
-        isa.run(Range { job: &jobs[j], precision, from, to });
+        range(isa, precision, &jobs[j], from, to);
     });
 }
 
-struct Range<'a> {
-    job: &'a Job<'a>,
-    precision: Precision,
-    from: usize,
-    to: usize,
-}
-
-impl Kernel for Range<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let job = self.job;
-        match job.up {
-            None => matmul::<L>(
-                job,
-                job.weight,
-                self.precision,
-                self.from,
-                self.to,
-                &mut Store(job.out, job.weight.outputs),
-            ),
-            Some((up, activation)) => {
-                let mut gate = vec![0.0; job.rows * (self.to - self.from)];
-                let width = self.to - self.from;
-                let mut sink = Local { out: &mut gate, width, from: self.from, row: job.row };
-                matmul::<L>(job, job.weight, self.precision, self.from, self.to, &mut sink);
-                matmul::<L>(job, up, self.precision, self.from, self.to, &mut Store(job.out, up.outputs));
-                for m in 0..job.rows {
-                    // SAFETY: this range of outputs belongs to this chunk alone.
-                    let out = unsafe { job.out.part((job.row + m) * up.outputs + self.from, width) };
-                    combine::<L>(activation, &gate[m * width..][..width], out);
-                }
-            }
-        }
-    }
-}
-
-/// `up = activation(gate) * up`.
-#[inline(always)]
-fn combine<L: Lanes>(activation: Activation, gate: &[f32], up: &mut [f32]) {
-    let (gate, gate_rest) = gate.as_chunks::<16>();
-    let (up, up_rest) = up.as_chunks_mut::<16>();
-    for (g, u) in gate.iter().zip(up) {
-        activate(activation, L::load(g)).mul(L::load(u)).store(u);
-    }
-    if !gate_rest.is_empty() {
-        let mut lanes = [0.0; 16];
-        activate(activation, L::load_partial(gate_rest)).mul(L::load_partial(up_rest)).store(&mut lanes);
-        up_rest.copy_from_slice(&lanes[..up_rest.len()]);
+/// One job's outputs `from..to`: one thread, all rows.
+fn range(isa: Isa, precision: Precision, job: &Job<'_>, from: usize, to: usize) {
+    let Some((up, activation)) = job.up else {
+        let sink = Sink { out: job.out, stride: job.weight.outputs, row: 0, column: 0 };
+        return matmul(isa, precision, job, job.weight, from, to, sink);
+    };
+    let width = to - from;
+    let mut gate = vec![0.0; job.rows * width];
+    let local = Shared::new(&mut gate);
+    matmul(isa, precision, job, job.weight, from, to, Sink { out: &local, stride: width, row: job.row, column: from });
+    matmul(isa, precision, job, up, from, to, Sink { out: job.out, stride: up.outputs, row: 0, column: 0 });
+    for (m, gate) in gate.chunks_exact(width).enumerate() {
+        // SAFETY: this range of outputs belongs to this chunk alone.
+        let up = unsafe { job.out.part((job.row + m) * up.outputs + from, width) };
+        isa.run(Combine { activation, gate, up });
     }
 }
 
 /// Where a tile's results go.
-trait Sink {
-    /// Result of input row `row` and output `o`.
-    fn put(&mut self, row: usize, o: usize, values: &[f32]);
-}
-
-struct Store<'a>(&'a Shared<'a, f32>, usize);
-
-impl Sink for Store<'_> {
-    #[inline(always)]
-    fn put(&mut self, row: usize, o: usize, values: &[f32]) {
-        // SAFETY: a chunk writes only its own output range.
-        unsafe { self.0.part(row * self.1 + o, values.len()) }.copy_from_slice(values);
-    }
-}
-
-struct Local<'a> {
-    out: &'a mut [f32],
-    width: usize,
-    from: usize,
+#[derive(Clone, Copy)]
+struct Sink<'a> {
+    out: &'a Shared<'a, f32>,
+    stride: usize,
     row: usize,
+    column: usize,
 }
 
-impl Sink for Local<'_> {
+impl Sink<'_> {
+    /// Results of input row `row`, outputs from `o`.
     #[inline(always)]
-    fn put(&mut self, row: usize, o: usize, values: &[f32]) {
-        self.out[(row - self.row) * self.width + o - self.from..][..values.len()].copy_from_slice(values);
+    fn put(&self, row: usize, o: usize, values: &[f32]) {
+        // SAFETY: a chunk writes only its own output range.
+        let out = unsafe { self.out.part((row - self.row) * self.stride + o - self.column, values.len()) };
+        out.copy_from_slice(values);
     }
 }
 
-#[inline(always)]
-fn matmul<L: Lanes>(job: &Job<'_>, w: &HostWeight, precision: Precision, from: usize, to: usize, sink: &mut impl Sink) {
+/// `up = activation(gate) * up`.
+struct Combine<'a> {
+    activation: Activation,
+    gate: &'a [f32],
+    up: &'a mut [f32],
+}
+
+impl Kernel for Combine<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (gate, gate_rest) = self.gate.as_chunks::<16>();
+        let (up, up_rest) = self.up.as_chunks_mut::<16>();
+        for (g, u) in gate.iter().zip(up) {
+            activate(self.activation, L::load(g)).mul(L::load(u)).store(u);
+        }
+        if !gate_rest.is_empty() {
+            let mut lanes = [0.0; 16];
+            activate(self.activation, L::load_partial(gate_rest)).mul(L::load_partial(up_rest)).store(&mut lanes);
+            up_rest.copy_from_slice(&lanes[..up_rest.len()]);
+        }
+    }
+}
+
+/// Picks the kernel by format; each is compiled on its own for each instruction set.
+fn matmul(isa: Isa, precision: Precision, job: &Job<'_>, w: &HostWeight, from: usize, to: usize, sink: Sink<'_>) {
     let Some(layout) = int8_layout(w, precision) else {
-        return float_matmul::<L>(job, w, from, to, sink);
+        return isa.run(FloatRange { job, w, from, to, sink });
     };
     let WeightFormat::Quant(format, scale_type) = w.format else {
         unreachable!("int8 layouts are for quantised weights")
     };
-    let x = job.input.quantised(layout, format.group());
     let groups = w.inputs / format.group();
     let scale_bytes = groups * scale_type.size();
     let rows = w.outputs;
     let row_bytes = w.row_bytes();
-    let codes = Codes {
-        data: &w.data[job.expert * rows * row_bytes..][..rows * row_bytes],
-        scales: &w.scales[job.expert * rows * scale_bytes..][..rows * scale_bytes],
-        biases: if w.biases.is_empty() {
-            &[]
-        } else {
-            &w.biases[job.expert * rows * scale_bytes..][..rows * scale_bytes]
-        },
+    let part = |bytes: &'_ [u8], row: usize| -> std::ops::Range<usize> {
+        if bytes.is_empty() { 0..0 } else { job.expert * rows * row..(job.expert + 1) * rows * row }
+    };
+    let w = Codes {
+        data: &w.data[part(&w.data, row_bytes)],
+        scales: &w.scales[part(&w.scales, scale_bytes)],
+        biases: &w.biases[part(&w.biases, scale_bytes)],
         row_bytes,
         scale_bytes,
         groups,
         group: format.group(),
     };
-    match format {
-        QuantFormat::Mxfp4 => tiles::<L, E2m1, E8m0Half>(job, &codes, x, from, to, sink),
-        QuantFormat::Nvfp4 => tiles::<L, E2m1, E4m3Half>(job, &codes, x, from, to, sink),
-        QuantFormat::Affine { bits, .. } => match scale_type {
-            DType::F32 => affine::<L, F32>(bits, job, &codes, x, from, to, sink),
-            DType::F16 => affine::<L, F16>(bits, job, &codes, x, from, to, sink),
-            _ => affine::<L, Bf16>(bits, job, &codes, x, from, to, sink),
-        },
-        QuantFormat::Mxfp8 => unreachable!("mxfp8 takes f32 activations"),
+    let tiles = Tiles { job, w, x: job.input.quantised(layout, format.group()), from, to, sink };
+    match (format, scale_type) {
+        (QuantFormat::Mxfp4, _) => isa.run(Kind::<E2m1, E8m0Half>::of(tiles)),
+        (QuantFormat::Nvfp4, _) => isa.run(Kind::<E2m1, E4m3Half>::of(tiles)),
+        (QuantFormat::Affine { bits, .. }, DType::Bf16) => affine::<Bf16>(isa, bits, tiles),
+        (QuantFormat::Affine { bits, .. }, DType::F16) => affine::<F16>(isa, bits, tiles),
+        (QuantFormat::Affine { bits, .. }, _) => affine::<F32>(isa, bits, tiles),
+        (QuantFormat::Mxfp8, _) => unreachable!("mxfp8 takes f32 activations"),
     }
 }
 
-#[inline(always)]
-fn affine<L: Lanes, S: Scales>(
-    bits: u8,
-    job: &Job<'_>,
-    w: &Codes<'_>,
-    x: &QuantRows,
-    from: usize,
-    to: usize,
-    sink: &mut impl Sink,
-) {
+fn affine<S: Scales>(isa: Isa, bits: u8, tiles: Tiles<'_>) {
     match bits {
-        2 => tiles::<L, Packed<2>, S>(job, w, x, from, to, sink),
-        3 => tiles::<L, Packed<3>, S>(job, w, x, from, to, sink),
-        4 => tiles::<L, Nibbles, S>(job, w, x, from, to, sink),
-        5 => tiles::<L, Packed<5>, S>(job, w, x, from, to, sink),
-        6 => tiles::<L, Packed<6>, S>(job, w, x, from, to, sink),
-        _ => tiles::<L, Bytes8, S>(job, w, x, from, to, sink),
+        2 => isa.run(Kind::<Packed<2>, S>::of(tiles)),
+        3 => isa.run(Kind::<Packed<3>, S>::of(tiles)),
+        4 => isa.run(Kind::<Nibbles, S>::of(tiles)),
+        5 => isa.run(Kind::<Packed<5>, S>::of(tiles)),
+        6 => isa.run(Kind::<Packed<6>, S>::of(tiles)),
+        _ => isa.run(Kind::<Bytes8, S>::of(tiles)),
     }
 }
 
-/// Walks an output range in tiles: R outputs at a time, all rows before the next outputs, so that the weights of a tile
-/// are read from memory once.
-#[inline(always)]
-fn tiles<L: Lanes, D: Decode, S: Scales>(
-    job: &Job<'_>,
-    w: &Codes<'_>,
-    x: &QuantRows,
+/// An output range of a quantised matrix.
+struct Tiles<'a> {
+    job: &'a Job<'a>,
+    w: Codes<'a>,
+    x: &'a QuantRows,
     from: usize,
     to: usize,
-    sink: &mut impl Sink,
-) {
-    let mut o = from;
-    if L::ACCUMULATORS >= 16 {
-        while o + 4 <= to {
-            tile_rows::<L, D, S, 4>(job, w, x, o, sink);
-            o += 4;
-        }
-    }
-    while o < to {
-        tile_rows::<L, D, S, 1>(job, w, x, o, sink);
-        o += 1;
+    sink: Sink<'a>,
+}
+
+/// [`Tiles`] with its decoder and scales.
+struct Kind<'a, D, S>(Tiles<'a>, PhantomData<(D, S)>);
+
+impl<'a, D, S> Kind<'a, D, S> {
+    fn of(tiles: Tiles<'a>) -> Self {
+        Kind(tiles, PhantomData)
     }
 }
 
-#[inline(always)]
-fn tile_rows<L: Lanes, D: Decode, S: Scales, const R: usize>(
-    job: &Job<'_>,
-    w: &Codes<'_>,
-    x: &QuantRows,
-    o: usize,
-    sink: &mut impl Sink,
-) {
-    let end = job.row + job.rows;
-    let mut row = job.row;
-    while row + 4 <= end {
-        for (m, v) in tile::<L, D, S, 4, R>(w, o, x, row).iter().enumerate() {
-            sink.put(row + m, o, v);
+impl<D: Decode, S: Scales> Kernel for Kind<'_, D, S> {
+    type Out = ();
+
+    /// R outputs at a time, all rows before the next outputs, so that the weights of a tile are read from memory once.
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let mut o = self.0.from;
+        if L::ACCUMULATORS >= 16 {
+            while o + 4 <= self.0.to {
+                self.0.rows::<L, D, S, 4>(o);
+                o += 4;
+            }
         }
-        row += 4;
-    }
-    if row + 2 <= end {
-        for (m, v) in tile::<L, D, S, 2, R>(w, o, x, row).iter().enumerate() {
-            sink.put(row + m, o, v);
+        while o < self.0.to {
+            self.0.rows::<L, D, S, 1>(o);
+            o += 1;
         }
-        row += 2;
     }
-    if row < end {
-        sink.put(row, o, &tile::<L, D, S, 1, R>(w, o, x, row)[0]);
+}
+
+impl Tiles<'_> {
+    #[inline(always)]
+    fn rows<L: Lanes, D: Decode, S: Scales, const R: usize>(&self, o: usize) {
+        let end = self.job.row + self.job.rows;
+        let mut row = self.job.row;
+        // The few left-over outputs of a wide instruction set are not worth wide tiles of their own.
+        let wide = R > 1 || L::ACCUMULATORS < 16;
+        while wide && row + 4 <= end {
+            for (m, v) in tile::<L, D, S, 4, R>(&self.w, o, self.x, row).iter().enumerate() {
+                self.sink.put(row + m, o, v);
+            }
+            row += 4;
+        }
+        if wide && row + 2 <= end {
+            for (m, v) in tile::<L, D, S, 2, R>(&self.w, o, self.x, row).iter().enumerate() {
+                self.sink.put(row + m, o, v);
+            }
+            row += 2;
+        }
+        while row < end {
+            self.sink.put(row, o, &tile::<L, D, S, 1, R>(&self.w, o, self.x, row)[0]);
+            row += 1;
+        }
     }
 }
 
 /// Decodes one weight row at a time and takes fused dot products with all rows.
-#[inline(always)]
-fn float_matmul<L: Lanes>(job: &Job<'_>, w: &HostWeight, from: usize, to: usize, sink: &mut impl Sink) {
-    let width = job.input.width;
-    let mut decoded = vec![0.0f32; width.next_multiple_of(16)];
-    for o in from..to {
-        decode_row::<L>(w, job.expert * w.outputs + o, &mut decoded[..width]);
-        let (weights, _) = decoded.as_chunks::<16>();
-        let mut row = job.row;
-        while row < job.row + job.rows {
-            let count = (job.row + job.rows - row).min(4);
-            let x: [&[f32]; 4] = std::array::from_fn(|m| &job.input.x[(row + m.min(count - 1)) * width..][..width]);
-            for (m, v) in float_dots::<L>(weights, x).iter().take(count).enumerate() {
-                sink.put(row + m, o, &[*v]);
+struct FloatRange<'a> {
+    job: &'a Job<'a>,
+    w: &'a HostWeight,
+    from: usize,
+    to: usize,
+    sink: Sink<'a>,
+}
+
+impl Kernel for FloatRange<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let FloatRange { job, w, from, to, sink } = self;
+        let width = job.input.width;
+        let mut decoded = vec![0.0f32; width.next_multiple_of(16)];
+        for o in from..to {
+            decode_row::<L>(w, job.expert * w.outputs + o, &mut decoded[..width]);
+            let (weights, _) = decoded.as_chunks::<16>();
+            let mut row = job.row;
+            while row < job.row + job.rows {
+                let count = (job.row + job.rows - row).min(4);
+                let mut x: [&[f32]; 4] = [&[]; 4];
+                for (m, x) in x.iter_mut().enumerate() {
+                    *x = &job.input.x[(row + m.min(count - 1)) * width..][..width];
+                }
+                for (m, v) in float_dots::<L>(weights, x).iter().take(count).enumerate() {
+                    sink.put(row + m, o, &[*v]);
+                }
+                row += count;
             }
-            row += count;
         }
     }
 }
@@ -339,7 +338,7 @@ fn float_dots<L: Lanes>(weights: &[[f32; 16]], x: [&[f32]; 4]) -> [f32; 4] {
             acc[m] = L::load_partial(&x[m][16 * whole..]).fma(w, acc[m]);
         }
     }
-    acc.map(L::sum)
+    [acc[0].sum(), acc[1].sum(), acc[2].sum(), acc[3].sum()]
 }
 
 /// One stored row as f32, bit-equal to [`mlxcel_compute::dequant::dequantize_row`].
@@ -391,7 +390,14 @@ fn codes_of(bits: u8, codes: &[u8], block: usize) -> [u8; 64] {
     match bits {
         2 => unpack::<2>(codes, block * 16),
         3 => unpack::<3>(codes, block * 24),
-        4 => unpack::<4>(codes, block * 32),
+        4 => {
+            // The common width, in a form that vectorises.
+            let mut out = [0; 64];
+            for (pair, byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(&codes[block * 32..]) {
+                *pair = [byte & 15, byte >> 4];
+            }
+            out
+        }
         5 => unpack::<5>(codes, block * 40),
         6 => unpack::<6>(codes, block * 48),
         _ => unpack::<8>(codes, block * 64),
@@ -405,17 +411,22 @@ fn decode_floats<L: Lanes>(dtype: DType, bytes: &[u8], out: &mut [f32]) {
             out.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(o, b)| *o = f32::from_le_bytes(*b));
         }
         _ => {
-            let half = |b: &[u8; 32]| if dtype == DType::F16 { L::load_f16(b) } else { L::load_bf16(b) };
             let (whole, rest) = bytes.as_chunks::<32>();
             let (out, out_rest) = out.as_chunks_mut::<16>();
             for (b, o) in whole.iter().zip(out) {
-                half(b).store(o);
+                half_floats::<L>(dtype, b).store(o);
             }
             let mut padded = [0; 32];
             padded[..rest.len()].copy_from_slice(rest);
             let mut lanes = [0.0; 16];
-            half(&padded).store(&mut lanes);
+            half_floats::<L>(dtype, &padded).store(&mut lanes);
             out_rest.copy_from_slice(&lanes[..out_rest.len()]);
         }
     }
+}
+
+/// Sixteen values of a 16-bit float type.
+#[inline(always)]
+fn half_floats<L: Lanes>(dtype: DType, bytes: &[u8; 32]) -> L {
+    if dtype == DType::F16 { L::load_f16(bytes) } else { L::load_bf16(bytes) }
 }

@@ -2,12 +2,20 @@
 
 use mlxcel_compute::dequant::{e4m3, e8m0};
 
+use crate::lanes::Lanes;
+
 /// Reads the scale (and bias) of group `i` of a row.
 pub trait Scales {
     /// Factor on the integer codes.
     fn scale(scales: &[u8], i: usize) -> f32;
     /// Value of code zero.
     fn bias(scales: &[u8], biases: &[u8], i: usize) -> f32;
+
+    /// Sixteen biases from group `i`, where the row has them and they can be read at once.
+    #[inline(always)]
+    fn biases16<L: Lanes>(_biases: &[u8], _i: usize) -> Option<L> {
+        None
+    }
 }
 
 /// Affine, f32.
@@ -40,7 +48,7 @@ fn f16_at(bytes: &[u8], i: usize) -> f32 {
 }
 
 macro_rules! affine {
-    ($name:ident, $at:ident) => {
+    ($name:ident, $at:ident, $load:ident) => {
         impl Scales for $name {
             #[inline(always)]
             fn scale(scales: &[u8], i: usize) -> f32 {
@@ -51,13 +59,28 @@ macro_rules! affine {
             fn bias(_: &[u8], biases: &[u8], i: usize) -> f32 {
                 $at(biases, i)
             }
+
+            $load! {}
         }
     };
 }
 
-affine!(F32, f32_at);
-affine!(Bf16, bf16_at);
-affine!(F16, f16_at);
+macro_rules! one_by_one {
+    () => {};
+}
+
+macro_rules! sixteen_bf16 {
+    () => {
+        #[inline(always)]
+        fn biases16<L: Lanes>(biases: &[u8], i: usize) -> Option<L> {
+            Some(L::load_bf16(biases.get(2 * i..2 * i + 32)?.first_chunk()?))
+        }
+    };
+}
+
+affine!(F32, f32_at, one_by_one);
+affine!(Bf16, bf16_at, sixteen_bf16);
+affine!(F16, f16_at, one_by_one);
 
 /// Twice the E2M1 values plus 12: unsigned bytes for the integer dot product. The factor is halved and the offset
 /// becomes a bias of `-6 * scale`, both exact.

@@ -50,8 +50,12 @@ impl<'a> Codes<'a> {
 pub trait Decode {
     /// Values of a block; 128 (lane covers 8 values) or 64 (lane covers 4).
     const BLOCK: usize;
-    /// Adds the dot products of one block.
-    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M];
+    /// A block's codes in registers.
+    type Codes<L: Lanes>: Copy;
+    /// Reads a block, zeros beyond the end of the row.
+    fn unpack<L: Lanes>(row: &[u8], block: usize) -> Self::Codes<L>;
+    /// Dot products of a block with one row's codes.
+    fn dot<L: Lanes>(codes: Self::Codes<L>, x: &[u8]) -> L::Ints;
 }
 
 /// 4-bit codes as they lie.
@@ -64,14 +68,14 @@ pub struct Bytes8;
 pub struct Packed<const BITS: usize>;
 
 #[inline(always)]
-fn bytes64(row: &[u8], from: usize) -> [u8; 64] {
+fn bytes64<L: Lanes>(row: &[u8], from: usize) -> L::Bytes {
     match row.get(from..from + 64) {
-        Some(b) => *b.first_chunk().expect("sixty-four bytes"),
+        Some(b) => L::bytes(b.first_chunk().expect("sixty-four bytes")),
         None => {
             let mut padded = [0; 64];
             let rest = &row[from..];
             padded[..rest.len()].copy_from_slice(rest);
-            padded
+            L::bytes(&padded)
         }
     }
 }
@@ -82,50 +86,69 @@ fn chunk64(x: &[u8], i: usize) -> &[u8; 64] {
 }
 
 #[inline(always)]
-fn nibble_dot<L: Lanes, const M: usize>(low: L::Bytes, high: L::Bytes, x: [&[u8]; M]) -> [L::Ints; M] {
-    x.map(|x| {
-        let acc = L::dot(L::zero(), low, L::bytes(chunk64(x, 0)));
-        L::dot(acc, high, L::bytes(chunk64(x, 1)))
-    })
+fn nibble_dot<L: Lanes>((low, high): (L::Bytes, L::Bytes), x: &[u8]) -> L::Ints {
+    let acc = L::dot(L::zero(), low, L::bytes(chunk64(x, 0)));
+    L::dot(acc, high, L::bytes(chunk64(x, 1)))
 }
 
 impl Decode for Nibbles {
     const BLOCK: usize = 128;
+    type Codes<L: Lanes> = (L::Bytes, L::Bytes);
 
     #[inline(always)]
-    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M] {
-        let (low, high) = L::nibbles(L::bytes(&bytes64(row, block * 64)));
-        nibble_dot::<L, M>(low, high, x)
+    fn unpack<L: Lanes>(row: &[u8], block: usize) -> (L::Bytes, L::Bytes) {
+        L::nibbles(bytes64::<L>(row, block * 64))
+    }
+
+    #[inline(always)]
+    fn dot<L: Lanes>(codes: (L::Bytes, L::Bytes), x: &[u8]) -> L::Ints {
+        nibble_dot::<L>(codes, x)
     }
 }
 
 impl Decode for E2m1 {
     const BLOCK: usize = 128;
+    type Codes<L: Lanes> = (L::Bytes, L::Bytes);
 
     #[inline(always)]
-    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M] {
-        let (low, high) = L::nibbles(L::bytes(&bytes64(row, block * 64)));
-        nibble_dot::<L, M>(L::lookup(low, &E2M1_CODES), L::lookup(high, &E2M1_CODES), x)
+    fn unpack<L: Lanes>(row: &[u8], block: usize) -> (L::Bytes, L::Bytes) {
+        let (low, high) = L::nibbles(bytes64::<L>(row, block * 64));
+        (L::lookup(low, &E2M1_CODES), L::lookup(high, &E2M1_CODES))
+    }
+
+    #[inline(always)]
+    fn dot<L: Lanes>(codes: (L::Bytes, L::Bytes), x: &[u8]) -> L::Ints {
+        nibble_dot::<L>(codes, x)
     }
 }
 
 impl Decode for Bytes8 {
     const BLOCK: usize = 64;
+    type Codes<L: Lanes> = L::Bytes;
 
     #[inline(always)]
-    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M] {
-        let codes = L::bytes(&bytes64(row, block * 64));
-        x.map(|x| L::dot_wide(L::zero(), codes, L::bytes(chunk64(x, 0))))
+    fn unpack<L: Lanes>(row: &[u8], block: usize) -> L::Bytes {
+        bytes64::<L>(row, block * 64)
+    }
+
+    #[inline(always)]
+    fn dot<L: Lanes>(codes: L::Bytes, x: &[u8]) -> L::Ints {
+        L::dot_wide(L::zero(), codes, L::bytes(chunk64(x, 0)))
     }
 }
 
 impl<const BITS: usize> Decode for Packed<BITS> {
     const BLOCK: usize = 64;
+    type Codes<L: Lanes> = L::Bytes;
 
     #[inline(always)]
-    fn dot<L: Lanes, const M: usize>(row: &[u8], block: usize, x: [&[u8]; M]) -> [L::Ints; M] {
-        let codes = L::bytes(&unpack::<BITS>(row, block * 8 * BITS));
-        x.map(|x| L::dot(L::zero(), codes, L::bytes(chunk64(x, 0))))
+    fn unpack<L: Lanes>(row: &[u8], block: usize) -> L::Bytes {
+        L::bytes(&unpack::<BITS>(row, block * 8 * BITS))
+    }
+
+    #[inline(always)]
+    fn dot<L: Lanes>(codes: L::Bytes, x: &[u8]) -> L::Ints {
+        L::dot(L::zero(), codes, L::bytes(chunk64(x, 0)))
     }
 }
 
@@ -150,16 +173,37 @@ pub fn unpack<const BITS: usize>(row: &[u8], from: usize) -> [u8; 64] {
 fn lane_scales<L: Lanes, D: Decode, S: Scales>(w: &Codes<'_>, scales: &[u8], block: usize) -> L {
     // A block may be cut short by the end of the row; its missing groups scale zeros.
     let at = |i: usize| if i < w.groups { S::scale(scales, i) } else { 0.0 };
-    let per_block = D::BLOCK / w.group.min(D::BLOCK);
-    match per_block {
+    match D::BLOCK / w.group.min(D::BLOCK) {
         1 => L::splat(at(block * D::BLOCK / w.group)),
         2 => L::halves(at(2 * block), at(2 * block + 1)),
-        4 => L::quads(&std::array::from_fn(|i| at(4 * block + i))),
-        _ => L::pairs(&std::array::from_fn(|i| at(8 * block + i))),
+        4 => L::quads(&[at(4 * block), at(4 * block + 1), at(4 * block + 2), at(4 * block + 3)]),
+        _ => {
+            let mut eight = [0.0; 8];
+            for (i, s) in eight.iter_mut().enumerate() {
+                *s = at(8 * block + i);
+            }
+            L::pairs(&eight)
+        }
     }
 }
 
+/// Biases of sixteen groups from `g`, zeros beyond the last.
+#[inline(always)]
+fn biases<L: Lanes, S: Scales>(w: &Codes<'_>, scales: &[u8], biases: &[u8], g: usize) -> L {
+    if let Some(all) = S::biases16::<L>(biases, g) {
+        return all;
+    }
+    let mut sixteen = [0.0; 16];
+    for (i, b) in sixteen.iter_mut().enumerate().take(w.groups - g) {
+        *b = S::bias(scales, biases, g + i);
+    }
+    L::load(&sixteen)
+}
+
 /// Outputs `o..o + R` for rows `row..row + M` of `x`; returns `[m][r]`.
+///
+/// Plain loops: a closure handed to a library function is compiled on its own, without the instruction set's features,
+/// and every intrinsic in it becomes a call (measured: ten times slower).
 #[inline(always)]
 pub fn tile<L: Lanes, D: Decode, S: Scales, const M: usize, const R: usize>(
     w: &Codes<'_>,
@@ -168,31 +212,37 @@ pub fn tile<L: Lanes, D: Decode, S: Scales, const M: usize, const R: usize>(
     row: usize,
 ) -> [[f32; R]; M] {
     let mut acc = [[L::splat(0.0); R]; M];
-    let codes: [&[u8]; R] = std::array::from_fn(|r| w.row(o + r));
-    let scales: [&[u8]; R] = std::array::from_fn(|r| w.scale_row(o + r));
+    let mut codes: [&[u8]; R] = [&[]; R];
+    let mut scales: [&[u8]; R] = [&[]; R];
+    for r in 0..R {
+        (codes[r], scales[r]) = (w.row(o + r), w.scale_row(o + r));
+    }
     for block in 0..x.blocks {
-        let x_codes: [&[u8]; M] = std::array::from_fn(|m| x.codes(row + m, block));
-        let x_scales: [L; M] = std::array::from_fn(|m| L::load(x.scales(row + m, block)));
         for r in 0..R {
-            let dots = D::dot::<L, M>(codes[r], block, x_codes);
+            let unpacked = D::unpack::<L>(codes[r], block);
             let scale = lane_scales::<L, D, S>(w, scales[r], block);
             for m in 0..M {
-                acc[m][r] = L::to_f32(dots[m]).fma(scale.mul(x_scales[m]), acc[m][r]);
+                let dots = D::dot::<L>(unpacked, x.codes(row + m, block));
+                let factor = scale.mul(L::load(x.scales(row + m, block)));
+                acc[m][r] = L::to_f32(dots).fma(factor, acc[m][r]);
             }
         }
     }
     for r in 0..R {
         let bias_row = w.bias_row(o + r);
-        for sixteen in 0..x.sums_width / 16 {
-            let bias = L::load(&std::array::from_fn(|i| {
-                let g = 16 * sixteen + i;
-                if g < w.groups { S::bias(scales[r], bias_row, g) } else { 0.0 }
-            }));
+        for g in (0..w.groups).step_by(16) {
+            let bias = biases::<L, S>(w, scales[r], bias_row, g);
             for m in 0..M {
-                let sums = x.sums(row + m)[16 * sixteen..].first_chunk().expect("padded sums");
+                let sums = x.sums(row + m)[g..].first_chunk().expect("padded sums");
                 acc[m][r] = bias.fma(L::load(sums), acc[m][r]);
             }
         }
     }
-    acc.map(|rows| rows.map(L::sum))
+    let mut out = [[0.0; R]; M];
+    for m in 0..M {
+        for r in 0..R {
+            out[m][r] = acc[m][r].sum();
+        }
+    }
+    out
 }

@@ -1,11 +1,13 @@
 //! Drives a model without the engine: page tables by hand, logits as bits.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod walk;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mlxcel_checkpoint::Checkpoint;
-use mlxcel_compute::{Batch, Wanted};
+use mlxcel_compute::{Backend, Batch, Wanted};
 use mlxcel_cpu::{CpuBackend, Precision};
 use mlxcel_model::{Model, registry};
 
@@ -14,10 +16,30 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("project root")
 }
 
+/// The trained demo checkpoint.
+pub fn demo() -> PathBuf {
+    root().join("models/gemma-4-tiny-it-4bit")
+}
+
+/// The tiny random checkpoints whose names begin with one of these, in order.
+pub fn goldens(families: &[&str]) -> Vec<PathBuf> {
+    let base = root().join("tests/golden/gemma4");
+    let mut dirs: Vec<PathBuf> =
+        std::fs::read_dir(&base).expect("goldens").map(|e| e.expect("entry").path()).filter(|p| p.is_dir()).collect();
+    dirs.retain(|d| families.iter().any(|f| d.file_name().is_some_and(|n| n.to_string_lossy().starts_with(f))));
+    dirs.sort();
+    dirs
+}
+
 /// Loads a checkpoint on the CPU.
 pub fn load(dir: &Path, precision: Precision, threads: usize) -> Box<dyn Model> {
+    load_on(dir, CpuBackend::new(precision, threads))
+}
+
+/// Loads a checkpoint on any backend.
+pub fn load_on<B: Backend>(dir: &Path, backend: B) -> Box<dyn Model> {
     let checkpoint = Checkpoint::open(dir).unwrap_or_else(|e| panic!("{e}"));
-    registry::load(&checkpoint, Arc::new(CpuBackend::new(precision, threads))).unwrap_or_else(|e| panic!("{e}"))
+    registry::load(&checkpoint, Arc::new(backend)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Sequences over a model's pages; page tables are dealt out in a scrambled order.

@@ -1,5 +1,7 @@
 //! Small tokenizers of each kind that streaming must handle, written out as a checkpoint directory would hold them.
 
+#![allow(dead_code)] // each suite uses a part
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,0 +1,270 @@
+//! What can be typed.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use mlxcel_cpu::Precision;
+
+/// Runs MLX-format language models on this machine.
+#[derive(Debug, Parser)]
+#[command(
+    name = "mlxcel",
+    version,
+    propagate_version = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Answer one prompt and exit
+    Generate(GenerateArgs),
+    /// Chat in the terminal
+    Run(RunArgs),
+    /// Show what a checkpoint is: architecture, quantisation, memory
+    Inspect(InspectArgs),
+    /// Measure the perplexity of a text file
+    Perplexity(PerplexityArgs),
+}
+
+const GENERATE_EXAMPLES: &str = "\
+Examples:
+  mlxcel generate -p \"Tell me a story about a brave rabbit.\"
+  mlxcel generate -m models/gemma-4-tiny-it-4bit -p \"Count to ten.\" --temp 0 -n 64
+  mlxcel generate --raw -p \"Once upon a time\" --seed 7 --json";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  mlxcel run
+  mlxcel run -m models/gemma-4-tiny-it-4bit --system \"Answer in one sentence.\" --temp 0.7
+
+Inside: /reset forgets the conversation, /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.";
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  mlxcel inspect
+  mlxcel inspect -m models/gemma-4-tiny-it-4bit --json";
+
+const PERPLEXITY_EXAMPLES: &str = "\
+Examples:
+  mlxcel perplexity README.md
+  mlxcel perplexity README.md --compare      (int8 against f32 activations, same text)";
+
+/// Which model, on what.
+#[derive(Args, Clone, Debug)]
+pub struct ModelArgs {
+    /// Checkpoint directory, or the name of one under models/ or the model store [default: the embedded demo]
+    #[arg(short, long, value_name = "PATH", env = "MLXCEL_MODEL", hide_env_values = true)]
+    pub model: Option<PathBuf>,
+    /// Worker threads, this one included [default: one per core]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// How activations enter quantised matrices: int8 (fast) or f32 (for parity checks)
+    #[arg(long, value_name = "PRECISION", default_value = "int8")]
+    pub cpu_precision: PrecisionArg,
+}
+
+/// Precision by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionArg {
+    /// Activations and KV pages in f32
+    F32,
+    /// int8 activations per row and group, KV pages in bf16
+    Int8,
+}
+
+impl From<PrecisionArg> for Precision {
+    fn from(arg: PrecisionArg) -> Precision {
+        match arg {
+            PrecisionArg::F32 => Precision::F32,
+            PrecisionArg::Int8 => Precision::Int8,
+        }
+    }
+}
+
+/// How tokens are chosen. What is not given comes from the checkpoint's generation_config.json.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Temperature; 0 = greedy
+    #[arg(long = "temp", alias = "temperature", value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Keep the K most likely tokens; 0 = all
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Keep the most likely tokens with this much probability in all; 1 = all
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Keep tokens at least this likely relative to the best; 0 = all
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Penalty on tokens already in prompt or answer; 1 = none
+    #[arg(long, alias = "repetition-penalty", value_name = "X", allow_negative_numbers = true)]
+    pub repeat_penalty: Option<f32>,
+    /// Penalty on tokens already in the answer, once
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Penalty on tokens already in the answer, per occurrence
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// Add to a token's logit: ID+BIAS or ID-BIAS (repeatable)
+    #[arg(long, value_name = "ID±BIAS", value_parser = parse_bias)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Seed of the sampling noise [default: random, printed]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// Where an answer ends and how long a context may be.
+#[derive(Args, Clone, Debug)]
+pub struct LimitArgs {
+    /// Most tokens to generate; -1 = until the context is full
+    #[arg(short = 'n', long = "max-tokens", aliases = ["predict", "n-predict"], value_name = "N",
+        default_value_t = 512, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    pub max_tokens: i64,
+    /// Most positions of a conversation [default: what is needed, up to the model's limit]
+    #[arg(short, long, value_name = "N")]
+    pub ctx_size: Option<usize>,
+    /// End the answer before this text (repeatable)
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Do not end at the model's stop tokens
+    #[arg(long)]
+    pub ignore_eos: bool,
+}
+
+impl LimitArgs {
+    /// The bound on generated tokens, if there is one.
+    pub fn max_tokens(&self) -> Option<usize> {
+        usize::try_from(self.max_tokens).ok()
+    }
+}
+
+/// `mlxcel generate`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = GENERATE_EXAMPLES)]
+pub struct GenerateArgs {
+    /// Which model, on what.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The prompt
+    #[arg(short, long, value_name = "TEXT", required_unless_present = "file")]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file (- for standard input)
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub file: Option<PathBuf>,
+    /// System message
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// Continue the prompt as it is, without the chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// Use this chat template (Jinja) instead of the checkpoint's
+    #[arg(long, value_name = "FILE", conflicts_with = "raw")]
+    pub chat_template_file: Option<PathBuf>,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// Print one JSON object instead of the streamed text
+    #[arg(long)]
+    pub json: bool,
+    /// With --json: log-probabilities of the N most likely tokens at each position
+    #[arg(long, value_name = "N", requires = "json")]
+    pub logprobs: Option<usize>,
+    /// Say nothing on standard error
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Sampling.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// `mlxcel run`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = RUN_EXAMPLES)]
+pub struct RunArgs {
+    /// Which model, on what.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Use this chat template (Jinja) instead of the checkpoint's
+    #[arg(long, value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// Sampling.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// `mlxcel inspect`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = INSPECT_EXAMPLES)]
+pub struct InspectArgs {
+    /// Which model, on what.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `mlxcel perplexity`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = PERPLEXITY_EXAMPLES)]
+pub struct PerplexityArgs {
+    /// UTF-8 text
+    #[arg(value_name = "FILE")]
+    pub text: PathBuf,
+    /// Which model, on what.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Positions of a window; each starts afresh [default: 512, or the model's limit]
+    #[arg(short, long, value_name = "N")]
+    pub ctx_size: Option<usize>,
+    /// Measure both precisions and print the ratio
+    #[arg(long)]
+    pub compare: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `123+4.5`, `123-4.5`, or `123:4.5`.
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let expected = || format!("ID+BIAS or ID-BIAS expected, as in 106-100, found {text:?}");
+    let at = text.find(['+', '-', ':']).ok_or_else(expected)?;
+    let id = text[..at].parse().map_err(|_| expected())?;
+    let bias: f32 = text[at..].trim_start_matches(['+', ':']).parse().map_err(|_| expected())?;
+    if bias.is_finite() { Ok((id, bias)) } else { Err(expected()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn biases_parse() {
+        assert_eq!(parse_bias("12-3.5"), Ok((12, -3.5)));
+        assert_eq!(parse_bias("12+3"), Ok((12, 3.0)));
+        assert_eq!(parse_bias("12:-1"), Ok((12, -1.0)));
+        for bad in ["", "12", "x+1", "12+", "12+inf", "-1+2"] {
+            assert!(parse_bias(bad).is_err(), "{bad}");
+        }
+    }
+}

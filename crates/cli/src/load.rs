@@ -1,0 +1,141 @@
+//! From arguments to an engine: checkpoint, backend, tokenizer, template, defaults.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use mlxcel_checkpoint::{Checkpoint, GenerationDefaults};
+use mlxcel_cpu::CpuBackend;
+use mlxcel_engine::sample::SamplingParams;
+use mlxcel_model::{Model, registry};
+use mlxcel_text::{ChatTemplate, RenderRequest, SpecialTokens, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::args::{ModelArgs, PrecisionArg, SamplingArgs};
+use crate::locate::Environment;
+
+/// An opened checkpoint.
+pub struct Opened {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its files.
+    pub checkpoint: Checkpoint,
+}
+
+/// Finds and opens the checkpoint.
+///
+/// # Errors
+/// Where it looked, or what is wrong with the files.
+pub fn open(args: &ModelArgs, environment: &Environment) -> Result<Opened> {
+    let path = environment.model(args.model.as_deref())?;
+    let checkpoint = Checkpoint::open(&path)?;
+    Ok(Opened { path, checkpoint })
+}
+
+impl Opened {
+    /// Builds the model.
+    ///
+    /// # Errors
+    /// What the registry and the family's loader find wrong.
+    pub fn model(&self, args: &ModelArgs, precision: PrecisionArg) -> Result<Box<dyn Model>> {
+        let threads = match args.threads {
+            Some(n) => usize::from(n),
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let model = registry::load(&self.checkpoint, Arc::new(CpuBackend::new(precision.into(), threads)))?;
+        for warning in &model.info().warnings {
+            eprintln!("warning: {}: {warning}", self.path.join("config.json").display());
+        }
+        Ok(model)
+    }
+
+    /// Loads the tokenizer and checks it against the model.
+    ///
+    /// # Errors
+    /// Missing or broken files, or more tokens than the model has rows.
+    pub fn tokenizer(&self, model: &dyn Model) -> Result<Arc<Tokenizer>> {
+        let tokenizer = Tokenizer::load(&self.path)?;
+        let rows = model.info().vocab_size;
+        // Padding rows are common; missing rows would make ids out of range.
+        if tokenizer.vocab_size() > rows {
+            bail!(
+                "{}: at most {rows} tokens expected (vocab_size of config.json), found {}; \
+                 the tokenizer belongs to another model",
+                self.path.join("tokenizer.json").display(),
+                tokenizer.vocab_size()
+            );
+        }
+        Ok(Arc::new(tokenizer))
+    }
+
+    /// The chat template: the file given, or the checkpoint's.
+    ///
+    /// # Errors
+    /// Broken templates; a checkpoint without one.
+    pub fn template(&self, file: Option<&Path>) -> Result<ChatTemplate> {
+        let template = match file {
+            Some(file) => {
+                let source = std::fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
+                Some(ChatTemplate::from_source(file.display().to_string(), &source, SpecialTokens::load(&self.path)?)?)
+            }
+            None => ChatTemplate::load(&self.path)?,
+        };
+        let Some(template) = template else {
+            bail!(
+                "{}: no chat template found (chat_template.jinja, chat_template.json, or chat_template in \
+                 tokenizer_config.json); give one with --chat-template-file, or continue plain text with --raw",
+                self.path.display()
+            )
+        };
+        for warning in template.warnings() {
+            eprintln!("warning: {}: {warning}", template.name());
+        }
+        Ok(template)
+    }
+
+    /// Sampling parameters: what was typed, else generation_config.json, else greedy.
+    ///
+    /// # Errors
+    /// A broken generation_config.json.
+    pub fn sampling(&self, args: &SamplingArgs, logprobs: Option<usize>) -> Result<SamplingParams> {
+        let file = GenerationDefaults::from_checkpoint(&self.checkpoint)?;
+        let greedy = SamplingParams::default();
+        // Without do_sample the file's temperature is not in force.
+        let sample = file.do_sample.unwrap_or(file.temperature.is_some());
+        let temperature = args.temperature.or(file.temperature.filter(|_| sample)).unwrap_or(greedy.temperature);
+        let mut logit_bias = args.logit_bias.clone();
+        logit_bias.extend(file.suppress_tokens.iter().map(|id| (*id, -100.0)));
+        Ok(SamplingParams {
+            temperature,
+            top_k: args.top_k.or(file.top_k.map(|k| k as usize)).unwrap_or(greedy.top_k),
+            top_p: args.top_p.or(file.top_p).unwrap_or(greedy.top_p),
+            min_p: args.min_p.or(file.min_p).unwrap_or(greedy.min_p),
+            repetition_penalty: args.repeat_penalty.or(file.repetition_penalty).unwrap_or(greedy.repetition_penalty),
+            presence_penalty: args.presence_penalty.unwrap_or(greedy.presence_penalty),
+            frequency_penalty: args.frequency_penalty.unwrap_or(greedy.frequency_penalty),
+            logit_bias,
+            seed: args.seed.unwrap_or_else(random_seed),
+            logprobs,
+        })
+    }
+}
+
+/// A seed nobody chose; it is printed, so that the answer can be had again. Below 2^53, so that JSON readers keep it.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish() >> 11
+}
+
+/// One chat message.
+pub fn message(role: &str, content: &str) -> Value {
+    json!({ "role": role, "content": content })
+}
+
+/// Renders a conversation and encodes it.
+///
+/// # Errors
+/// What the template refuses.
+pub fn encode_chat(template: &ChatTemplate, tokenizer: &Tokenizer, messages: &[Value]) -> Result<Vec<u32>> {
+    let request = RenderRequest { messages, add_generation_prompt: true, ..RenderRequest::default() };
+    Ok(tokenizer.encode_templated(&template.render(&request)?)?)
+}

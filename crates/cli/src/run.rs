@@ -1,0 +1,131 @@
+//! `mlxcel run`: a chat in the terminal.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use mlxcel_engine::{Engine, EngineOptions, FinishReason, Request};
+use rustyline::error::ReadlineError;
+use serde_json::Value;
+
+use crate::answer::{stream, summary};
+use crate::args::RunArgs;
+use crate::load::{encode_chat, message, open};
+use crate::locate::Environment;
+
+const HELP: &str = "\
+/reset   forget the conversation
+/stats   show or hide the line with speeds after each answer
+/help    this list
+/exit    leave (or Ctrl-D)
+Ctrl-C stops an answer.";
+
+/// Contexts beyond this must be asked for: the cache of a long one may not fit.
+const DEFAULT_CONTEXT: usize = 8192;
+
+/// Runs the verb.
+///
+/// # Errors
+/// Anything that keeps the chat from starting. Inside, errors are printed and the chat goes on.
+pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
+    let opened = open(&args.model, environment)?;
+    let model = opened.model(&args.model, args.model.cpu_precision)?;
+    let tokenizer = opened.tokenizer(&*model)?;
+    let template = opened.template(args.chat_template_file.as_deref())?;
+    let sampling = opened.sampling(&args.sampling, None)?;
+    let context = args.limits.ctx_size.unwrap_or(model.info().context_length.min(DEFAULT_CONTEXT));
+    let tty = std::io::stdin().is_terminal();
+    if tty {
+        eprintln!("{} on {}, context {context}. /help lists the commands.", model.info().name, model.backend());
+    }
+    let options = EngineOptions { context: Some(context), ..EngineOptions::default() };
+    let mut engine = Engine::new(model, tokenizer, options)?;
+    let system: Vec<Value> = args.system.iter().map(|s| message("system", s)).collect();
+    let mut messages = system.clone();
+    let mut editor = rustyline::DefaultEditor::new()?;
+    let mut show_stats = tty;
+    let mut turn = 0u64;
+    loop {
+        let line = match editor.readline(if tty { "> " } else { "" }) {
+            Ok(line) => line,
+            Err(ReadlineError::Interrupted) => {
+                eprintln!("(Ctrl-D or /exit leaves)");
+                continue;
+            }
+            Err(ReadlineError::Eof) => return Ok(ExitCode::SUCCESS),
+            Err(error) => bail!("standard input: {error}"),
+        };
+        let line = line.trim();
+        match line {
+            "" => continue,
+            "/exit" | "/quit" => return Ok(ExitCode::SUCCESS),
+            "/help" => {
+                eprintln!("{HELP}");
+                continue;
+            }
+            "/reset" => {
+                messages.clone_from(&system);
+                eprintln!("(forgotten)");
+                continue;
+            }
+            "/stats" => {
+                show_stats = !show_stats;
+                continue;
+            }
+            _ if line.starts_with('/') && !line.contains(char::is_whitespace) => {
+                eprintln!("{line}: no such command\n{HELP}");
+                continue;
+            }
+            _ => {}
+        }
+        let _ = editor.add_history_entry(line);
+        messages.push(message("user", line));
+        let mut sampling = sampling.clone();
+        // The same seed would give the same noise at the same position of every turn.
+        sampling.seed = sampling.seed.wrapping_add(turn);
+        turn += 1;
+        match answer(&mut engine, &template, &messages, args, sampling, show_stats) {
+            Ok(text) => messages.push(message("assistant", &text)),
+            Err(error) => {
+                messages.pop();
+                eprintln!("error: {error:#}");
+            }
+        }
+    }
+}
+
+fn answer(
+    engine: &mut Engine,
+    template: &mlxcel_text::ChatTemplate,
+    messages: &[Value],
+    args: &RunArgs,
+    sampling: mlxcel_engine::sample::SamplingParams,
+    show_stats: bool,
+) -> Result<String> {
+    let prompt = encode_chat(template, engine.tokenizer(), messages)?;
+    if prompt.len() >= engine.context() {
+        bail!(
+            "the conversation has {} tokens and the context {}; /reset starts a new one, -c N makes room",
+            prompt.len(),
+            engine.context()
+        );
+    }
+    let request = Request {
+        prompt,
+        sampling,
+        max_tokens: args.limits.max_tokens(),
+        stop: args.limits.stop.clone(),
+        ignore_eos: args.limits.ignore_eos,
+        ..Request::default()
+    };
+    let answer = stream(engine, request, &mut std::io::stdout(), false)?;
+    println!();
+    let _ = std::io::stdout().flush();
+    if let FinishReason::Error(message) = answer.end.reason {
+        bail!("{message}");
+    }
+    if show_stats {
+        eprintln!("[{}]", summary(&answer.end, None));
+    }
+    Ok(answer.text)
+}

@@ -1,0 +1,3 @@
+//! KV memory: which page holds which positions of which sequence.
+
+pub mod pages;

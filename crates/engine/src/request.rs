@@ -1,0 +1,186 @@
+//! What is asked of the engine and what comes back.
+
+use mlxcel_model::ModelError;
+
+use crate::sample::{SampleError, SamplingParams, TokenLogprobs};
+use crate::stop::StopError;
+
+/// A request's handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// One answer to be generated.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Token ids of the prompt, BOS included where it belongs.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Most tokens to generate; clamped to what the context has room for. `None` = all the room.
+    pub max_tokens: Option<usize>,
+    /// Tokens that end the answer, beside the model's own.
+    pub stop_ids: Vec<u32>,
+    /// Text that ends the answer, and is cut off.
+    pub stop: Vec<String>,
+    /// Do not end at the model's stop tokens.
+    pub ignore_eos: bool,
+    /// Leave special tokens in the text.
+    pub show_special: bool,
+}
+
+/// Why a request cannot be taken: the client's fault, always.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// Nothing to continue.
+    #[error("prompt: at least one token expected, found an empty prompt")]
+    EmptyPrompt,
+    /// No room.
+    #[error(
+        "prompt: {found} tokens found, but the context holds {context} and one must be left for the answer; \
+         shorten the prompt or raise --ctx-size (the model allows {model})"
+    )]
+    ContextLength {
+        /// Tokens of the prompt.
+        found: usize,
+        /// Configured context.
+        context: usize,
+        /// The model's own limit.
+        model: usize,
+    },
+    /// Not in the vocabulary.
+    #[error("prompt: token ids below {vocab} expected, found {found} at index {index}")]
+    Token {
+        /// The id.
+        found: u32,
+        /// Where it is.
+        index: usize,
+        /// Rows of the embedding.
+        vocab: usize,
+    },
+    /// Features this engine does not take.
+    #[error(
+        "prompt: token {found} at index {index} stands for image or audio input, which this version does not take; send text only"
+    )]
+    Media {
+        /// The id.
+        found: u32,
+        /// Where it is.
+        index: usize,
+    },
+    /// Asked for nothing.
+    #[error("max_tokens: at least 1 expected, found 0")]
+    NoTokens,
+    /// A sampling parameter out of range.
+    #[error(transparent)]
+    Sampling(#[from] SampleError),
+    /// A stop string that is none.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+}
+
+/// Why the engine cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The model cannot be run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// An option out of range.
+    #[error("{option}: {expected} expected, found {found}")]
+    Option {
+        /// Which.
+        option: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token.
+    StopToken(u32),
+    /// A stop string (index into the request's list).
+    StopString(usize),
+    /// `max_tokens`, or the end of the context.
+    Length,
+    /// [`Engine::cancel`](crate::Engine::cancel).
+    Cancelled,
+    /// The model failed; the message says how.
+    Error(String),
+}
+
+impl FinishReason {
+    /// The name in machine-readable output: `stop`, `length`, `cancelled` or `error`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+            FinishReason::Error(_) => "error",
+        }
+    }
+}
+
+/// A generated token.
+#[derive(Clone, Debug)]
+pub struct TokenEvent {
+    /// Whose.
+    pub id: RequestId,
+    /// The token.
+    pub token: u32,
+    /// Text that became certain; may be empty.
+    pub text: String,
+    /// Log-probabilities, if asked for.
+    pub logprob: Option<TokenLogprobs>,
+}
+
+/// Seconds of an answer's life.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Timings {
+    /// From the first prompt row to the first token.
+    pub prefill: f64,
+    /// From the first token to the last.
+    pub decode: f64,
+}
+
+/// The end of an answer.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// Whose.
+    pub id: RequestId,
+    /// Why.
+    pub reason: FinishReason,
+    /// Text that was held back until now.
+    pub text: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, taken from the cache.
+    pub cached_tokens: usize,
+    /// Tokens generated, a stop token included.
+    pub completion_tokens: usize,
+    /// How long it took.
+    pub timings: Timings,
+}
+
+impl Finished {
+    /// Prompt tokens computed a second.
+    pub fn prefill_rate(&self) -> f64 {
+        (self.prompt_tokens - self.cached_tokens) as f64 / self.timings.prefill
+    }
+
+    /// Tokens a second between the first and the last token; `None` when there is only one.
+    pub fn decode_rate(&self) -> Option<f64> {
+        (self.completion_tokens > 1).then(|| (self.completion_tokens - 1) as f64 / self.timings.decode)
+    }
+}
+
+/// What a step produced.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A token.
+    Token(TokenEvent),
+    /// The end of an answer; nothing follows.
+    Finished(Finished),
+}

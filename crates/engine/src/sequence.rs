@@ -1,0 +1,130 @@
+//! One request in progress.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mlxcel_text::{Detokenizer, Tokenizer};
+
+use crate::cache::pages::PageTable;
+use crate::request::{Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
+use crate::sample::{History, SampleError, Sampled, Sampler};
+use crate::stop::StopStrings;
+
+/// State of a request between steps.
+pub struct Sequence {
+    pub id: RequestId,
+    pub history: History,
+    /// Positions whose K/V are in the cache.
+    pub computed: usize,
+    /// Prompt positions that came from the cache.
+    pub cached: usize,
+    pub pages: PageTable,
+    sampler: Sampler,
+    detokenizer: Detokenizer,
+    stops: StopStrings,
+    stop_ids: HashSet<u32>,
+    max_tokens: usize,
+    started: Option<Instant>,
+    first: Option<Instant>,
+    last: Option<Instant>,
+}
+
+impl Sequence {
+    /// Starts a checked request; `room` is what the context leaves for the answer.
+    pub fn new(
+        id: RequestId,
+        request: Request,
+        stop_ids: &[u32],
+        vocab: usize,
+        room: usize,
+        tokenizer: &Arc<Tokenizer>,
+        pages: PageTable,
+    ) -> Result<Self, RequestError> {
+        let mut stops: HashSet<u32> = request.stop_ids.into_iter().collect();
+        if !request.ignore_eos {
+            stops.extend(stop_ids);
+        }
+        Ok(Sequence {
+            id,
+            history: History::new(&request.prompt),
+            computed: 0,
+            cached: 0,
+            pages,
+            sampler: Sampler::new(request.sampling, vocab)?,
+            detokenizer: Detokenizer::new(tokenizer, !request.show_special),
+            stops: StopStrings::new(request.stop)?,
+            stop_ids: stops,
+            max_tokens: request.max_tokens.unwrap_or(room).min(room),
+            started: None,
+            first: None,
+            last: None,
+        })
+    }
+
+    /// Notes that the first rows are about to be computed.
+    pub fn start_clock(&mut self) {
+        self.started.get_or_insert_with(Instant::now);
+    }
+
+    /// Chooses the next token from the logits of the last position and appends it.
+    pub fn choose(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
+        let sampled = self.sampler.sample(logits, self.history.len(), &self.history)?;
+        self.history.push(sampled.token);
+        let now = Instant::now();
+        self.first.get_or_insert(now);
+        self.last = Some(now);
+        Ok(sampled)
+    }
+
+    /// Events of a chosen token, and whether the answer ends with it. A stop token or string goes before the length.
+    pub fn emit(&mut self, sampled: Sampled, events: &mut Vec<Event>) -> bool {
+        let stop_token = self.stop_ids.contains(&sampled.token);
+        let mut text = String::new();
+        let mut reason = None;
+        if stop_token {
+            reason = Some(FinishReason::StopToken(sampled.token));
+        } else {
+            let piece = self.detokenizer.push(sampled.token);
+            let result = self.stops.push(&piece);
+            text = result.emit;
+            reason = result.matched.map(FinishReason::StopString).or(reason);
+        }
+        if reason.is_none() && self.history.generated().len() >= self.max_tokens {
+            reason = Some(FinishReason::Length);
+        }
+        events.push(Event::Token(TokenEvent { id: self.id, token: sampled.token, text, logprob: sampled.logprob }));
+        let ended = reason.is_some();
+        if let Some(reason) = reason {
+            events.push(self.finish(reason));
+        }
+        ended
+    }
+
+    /// The final event.
+    pub fn finish(&mut self, mut reason: FinishReason) -> Event {
+        let mut text = String::new();
+        if !matches!(reason, FinishReason::StopString(_)) {
+            // The end may complete a character, and the character a stop string.
+            let result = self.stops.push(&self.detokenizer.finish());
+            text = result.emit;
+            match result.matched {
+                Some(stop) => reason = FinishReason::StopString(stop),
+                None => text.push_str(&self.stops.finish()),
+            }
+        }
+        let seconds = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
+            (Some(from), Some(to)) => to.duration_since(from).as_secs_f64(),
+            _ => 0.0,
+        };
+        Event::Finished(Finished {
+            id: self.id,
+            reason,
+            text,
+            prompt_tokens: self.history.prompt().len(),
+            cached_tokens: self.cached,
+            completion_tokens: self.history.generated().len(),
+            timings: Timings { prefill: seconds(self.started, self.first), decode: seconds(self.first, self.last) },
+        })
+    }
+}

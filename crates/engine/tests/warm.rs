@@ -1,0 +1,161 @@
+//! A conversation continued from kept pages equals one computed afresh.
+
+mod common;
+
+use common::{Driver, Rng, alone, demo, greedy, ids, question, sampled, scripted, story};
+use mlxcel_cpu::Precision;
+use mlxcel_engine::{EngineOptions, Request};
+use mlxcel_model::Model;
+
+fn warm(model: Box<dyn Model>, parallel: usize, step_rows: usize) -> Driver {
+    Driver::new(model, EngineOptions { parallel, step_rows, reuse: true, ..EngineOptions::default() })
+}
+
+fn continued(tokens: &[u32], answer: &[u32], text: &str) -> Vec<u32> {
+    let mut next = [tokens, answer].concat();
+    next.extend(common::tokenizer().encode_plain(text).expect("plain text"));
+    next
+}
+
+/// Turns of growing length, past the window of 256, each against a fresh engine.
+fn conversation(precision: Precision, step_rows: usize) {
+    let mut driver = warm(demo(precision), 1, step_rows);
+    let mut prompt = story(90);
+    let mut known = 0;
+    for turn in 0..4_u64 {
+        let request = if turn % 2 == 0 { greedy(prompt.clone(), 30) } else { sampled(prompt.clone(), 30, turn) };
+        let record = driver.ask(request.clone());
+        assert_eq!(record.cached_tokens, known, "turn {turn}: all but the last token of the turn before");
+        assert_eq!(record.answer, alone(demo(precision), request), "turn {turn}");
+        known = prompt.len() + record.answer.tokens.len() - 1;
+        let more = " Then the little fox met an old bear who knew the way, and they walked on together.".repeat(4);
+        prompt = continued(&prompt, &record.answer.tokens, &more);
+    }
+    assert!(known > 300, "the last turn was computed past the window: {known}");
+}
+
+#[test]
+fn a_conversation_equals_fresh_ones_int8() {
+    conversation(Precision::Int8, 512);
+    conversation(Precision::Int8, 33);
+}
+
+#[test]
+fn a_conversation_equals_fresh_ones_f32() {
+    conversation(Precision::F32, 64);
+}
+
+#[test]
+fn a_turn_may_take_back_part_of_the_previous_answer() {
+    let model = || demo(Precision::Int8);
+    // Short, and past the window: there only a continuation near the end finds its window's pages.
+    for length in [40, 455] {
+        let mut driver = warm(model(), 1, 100);
+        let first = Request { ignore_eos: true, ..greedy(story(length), 24) };
+        let answer = driver.ask(first.clone()).answer;
+        for keep in [20, 9, 1] {
+            let prompt = continued(&first.prompt, &answer.tokens[..keep], "\n\nNora said: no.");
+            let request = sampled(prompt, 6, 5);
+            let record = driver.ask(request.clone());
+            // The next turn differs within the text; what it shares with this one may be a token more than `keep`.
+            assert!((length + keep..length + keep + 2).contains(&record.cached_tokens), "{}", record.cached_tokens);
+            assert_eq!(record.answer, alone(model(), request), "{length} tokens, {keep} kept");
+        }
+    }
+}
+
+#[test]
+fn pages_that_left_the_window_are_computed_again() {
+    let model = || demo(Precision::Int8);
+    let mut driver = warm(model(), 1, 64);
+    driver.ask(greedy(story(600), 4));
+    for shared in [100, 300, 500] {
+        let request = greedy([&story(shared)[..], &[450, 451, 452]].concat(), 8);
+        let record = driver.ask(request.clone());
+        assert_eq!(record.answer, alone(model(), request), "{shared} shared");
+        // Positions before the window are gone, so nothing can be reused; then the turn itself is kept.
+        assert_eq!(record.cached_tokens, 0, "{shared} shared");
+        driver.ask(greedy(story(600), 1));
+    }
+}
+
+#[test]
+fn a_few_shared_tokens_and_the_same_prompt_twice() {
+    for precision in [Precision::Int8, Precision::F32] {
+        let mut driver = warm(demo(precision), 1, 512);
+        let long = story(200);
+        let first = sampled(long.clone(), 12, 1);
+        let want = driver.ask(first.clone());
+        assert_eq!(want.cached_tokens, 0);
+
+        let again = driver.ask(first);
+        assert_eq!(again.cached_tokens, long.len() - 1, "the last token is computed for its logits");
+        assert_eq!(again.answer, want.answer);
+
+        let other = [&long[..4], &question("Who are you?")[1..]].concat();
+        let request = greedy(other, 16);
+        let record = driver.ask(request.clone());
+        assert_eq!(record.cached_tokens, 4);
+        assert_eq!(record.answer, alone(demo(precision), request));
+
+        // A prompt that is a beginning of what is kept.
+        let request = greedy(ids("Once upon a time"), 4);
+        driver.ask(request.clone());
+        let shorter = greedy(request.prompt[..3].to_vec(), 4);
+        let record = driver.ask(shorter.clone());
+        assert_eq!(record.cached_tokens, 2);
+        assert_eq!(record.answer, alone(demo(precision), shorter));
+    }
+}
+
+#[test]
+fn a_conversation_goes_on_beside_others() {
+    let model = || demo(Precision::Int8);
+    let mut driver = warm(model(), 3, 40);
+    let first = greedy(question("Tell me a story about a dragon."), 20);
+    let answer = driver.ask(first.clone()).answer;
+    let next = continued(&first.prompt, &answer.tokens, "<turn|>\n<|turn>user\nAnd then?<turn|>\n<|turn>model\n");
+    let requests = [sampled(next.clone(), 20, 4), greedy(story(270), 10), greedy(next, 10)];
+    let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
+    driver.run();
+    for (id, request) in ids.iter().zip(&requests) {
+        assert_eq!(driver.done[id].answer, alone(model(), request.clone()));
+    }
+    let cached: Vec<usize> = ids.iter().map(|id| driver.done[id].cached_tokens).collect();
+    assert_eq!(cached, [first.prompt.len() + answer.tokens.len() - 1, 0, 0], "one answer is kept, for one taker");
+}
+
+#[test]
+fn a_cancelled_answer_may_be_continued() {
+    let model = || demo(Precision::Int8);
+    for steps in [3, 9] {
+        // Cut in the middle of the prompt, and in the middle of the answer.
+        let mut driver = warm(model(), 1, 40);
+        let request = greedy(story(200), 40);
+        let id = driver.submit(request.clone());
+        driver.steps(steps);
+        assert!(driver.cancel(id));
+        let record = driver.ask(request.clone());
+        assert_eq!(record.cached_tokens, (steps * 40).min(199));
+        assert_eq!(record.answer, alone(model(), request));
+    }
+}
+
+/// Many random turns on a model whose answer is a hash of every page it can see.
+#[test]
+fn random_turns_never_see_a_stale_position() {
+    for seed in 0..40 {
+        let mut rng = Rng(seed);
+        let mut driver = warm(scripted::hashing(), 1 + rng.below(3), 1 + rng.below(20));
+        let mut text = vec![2];
+        for _ in 0..25 {
+            text.truncate(1 + rng.below(text.len()).max(text.len().saturating_sub(1 + rng.below(12))));
+            text.extend((0..rng.below(9)).map(|_| 430 + rng.below(40) as u32));
+            let request = sampled(text.clone(), 1 + rng.below(12), rng.below(3) as u64);
+            let want = scripted::plain(&request, driver.engine.context());
+            let record = driver.ask(request);
+            assert_eq!(record.answer.tokens, want, "seed {seed}");
+            text.extend(want);
+        }
+    }
+}
