@@ -33,7 +33,7 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
     let seed = (sampling.temperature > 0.0).then_some(sampling.seed);
 
     let limit = model.info().context_length;
-    let needed = args.limits.max_tokens().map_or(limit, |n| n.saturating_add(tokens.len()).min(limit));
+    let needed = args.limits.max_tokens().map_or(limit, |n| n.max(1).saturating_add(tokens.len()).min(limit));
     let context = Some(args.limits.ctx_size.unwrap_or(needed.max(2)));
     let mut engine =
         Engine::new(model, tokenizer, EngineOptions { context, reuse: false, ..EngineOptions::default() })?;
@@ -50,7 +50,7 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
         stream(&mut engine, request, &mut std::io::sink(), args.quiet)?
     } else {
         let answer = stream(&mut engine, request, &mut stdout, args.quiet)?;
-        if !answer.broken_pipe {
+        if !answer.broken_pipe && !answer.text.is_empty() {
             let _ = writeln!(stdout);
         }
         answer

@@ -70,6 +70,10 @@ pub trait Lanes: Copy {
     /// Exact for the magnitudes that occur (below 2^24).
     fn to_f32(v: Self::Ints) -> Self;
 
+    /// Asks for a cache line that is read soon. Any address is allowed.
+    #[inline(always)]
+    fn prefetch(_address: *const u8) {}
+
     /// Sum of the lanes in the order of [`mlxcel_compute::order::tree`].
     #[inline(always)]
     fn sum(self) -> f32 {

@@ -134,6 +134,9 @@ impl Engine {
         if request.prompt.is_empty() {
             return Err(RequestError::EmptyPrompt);
         }
+        if request.max_tokens == Some(0) {
+            return Err(RequestError::NoTokens);
+        }
         if request.prompt.len() >= self.context {
             let (found, model) = (request.prompt.len(), info.context_length);
             return Err(RequestError::ContextLength { found, context: self.context, model });
@@ -145,9 +148,6 @@ impl Engine {
             if info.media_tokens.contains(&found) {
                 return Err(RequestError::Media { found, index });
             }
-        }
-        if request.max_tokens == Some(0) {
-            return Err(RequestError::NoTokens);
         }
         // Checked here so that the fault is answered at once, not when a slot is free.
         request.sampling.validate(info.vocab_size)?;

@@ -109,8 +109,10 @@ impl Sequence {
             let result = self.stops.push(&self.detokenizer.finish());
             text = result.emit;
             match result.matched {
-                Some(stop) => reason = FinishReason::StopString(stop),
                 None => text.push_str(&self.stops.finish()),
+                // Text completed only by breaking off does not turn a failure or a cancellation into a proper end.
+                Some(_) if matches!(reason, FinishReason::Cancelled | FinishReason::Error(_)) => {}
+                Some(stop) => reason = FinishReason::StopString(stop),
             }
         }
         let seconds = |from: Option<Instant>, to: Option<Instant>| match (from, to) {

@@ -12,7 +12,7 @@ use mlxcel_model::Model;
 /// Eight requests of all kinds and lengths; the first 1, 2, 4 or 8 of them make a load.
 fn requests() -> Vec<Request> {
     let everything = |prompt: Vec<u32>, seed| {
-        let base = sampled(prompt, 18, seed);
+        let base = sampled(prompt, 12, seed);
         let sampling = SamplingParams {
             top_k: 40,
             top_p: 0.9,
@@ -26,14 +26,14 @@ fn requests() -> Vec<Request> {
         Request { sampling, stop: vec!["The end".into()], ..base }
     };
     vec![
-        sampled(question("Tell me a story about a dragon."), 24, 42),
-        everything(story(70), 7),
-        greedy(story(300), 12),
-        greedy(question("What is speculative decoding?"), 24),
+        sampled(question("Tell me a story about a dragon."), 16, 42),
+        everything(story(50), 7),
+        greedy(question("What is speculative decoding?"), 12),
         everything(story(11), 8),
-        sampled(vec![2], 20, 3),
-        Request { ignore_eos: true, ..greedy(question("What is 12 + 7?"), 30) },
-        sampled(story(140), 16, 42),
+        sampled(vec![2], 14, 3),
+        Request { ignore_eos: true, ..greedy(question("What is 12 + 7?"), 18) },
+        sampled(story(80), 8, 42),
+        greedy(story(270), 6),
     ]
 }
 

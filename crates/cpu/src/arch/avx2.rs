@@ -218,4 +218,9 @@ impl Lanes for Avx2 {
     fn sum(self) -> f32 {
         isa!(sum8(_mm256_add_ps(self.0, self.1)))
     }
+
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        isa!(_mm_prefetch::<_MM_HINT_T0>(address.cast()))
+    }
 }

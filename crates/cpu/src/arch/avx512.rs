@@ -164,4 +164,9 @@ impl Lanes for Avx512 {
             super::avx2::sum8(eight)
         })
     }
+
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        isa!(_mm_prefetch::<_MM_HINT_T0>(address.cast()))
+    }
 }

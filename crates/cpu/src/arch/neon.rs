@@ -13,7 +13,6 @@ macro_rules! isa {
     ($e:expr) => {
         // SAFETY: NEON is part of the base architecture; pointers come from references to arrays of the size read or
         // written.
-        #[allow(unused_unsafe)]
         unsafe {
             $e
         }

@@ -200,8 +200,12 @@ fn matmul(isa: Isa, precision: Precision, job: &Job<'_>, w: &HostWeight, from: u
     };
     let tiles = Tiles { job, w, x: job.input.quantised(layout, format.group()), from, to, sink };
     match (format, scale_type) {
-        (QuantFormat::Mxfp4, _) => isa.run(Kind::<E2m1, E8m0Half>::of(tiles)),
-        (QuantFormat::Nvfp4, _) => isa.run(Kind::<E2m1, E4m3Half>::of(tiles)),
+        (QuantFormat::Mxfp4, _) => isa.run(Kind::<E2m1, E8m0Half, 32>::of(tiles)),
+        (QuantFormat::Nvfp4, _) => isa.run(Kind::<E2m1, E4m3Half, 16>::of(tiles)),
+        // The common checkpoints, with the group known to the compiler.
+        (QuantFormat::Affine { bits: 4, group: 32 }, DType::Bf16) => isa.run(Kind::<Nibbles, Bf16, 32>::of(tiles)),
+        (QuantFormat::Affine { bits: 4, group: 64 }, DType::Bf16) => isa.run(Kind::<Nibbles, Bf16, 64>::of(tiles)),
+        (QuantFormat::Affine { bits: 8, group: 64 }, DType::Bf16) => isa.run(Kind::<Bytes8, Bf16, 64>::of(tiles)),
         (QuantFormat::Affine { bits, .. }, DType::Bf16) => affine::<Bf16>(isa, bits, tiles),
         (QuantFormat::Affine { bits, .. }, DType::F16) => affine::<F16>(isa, bits, tiles),
         (QuantFormat::Affine { bits, .. }, _) => affine::<F32>(isa, bits, tiles),
@@ -211,12 +215,12 @@ fn matmul(isa: Isa, precision: Precision, job: &Job<'_>, w: &HostWeight, from: u
 
 fn affine<S: Scales>(isa: Isa, bits: u8, tiles: Tiles<'_>) {
     match bits {
-        2 => isa.run(Kind::<Packed<2>, S>::of(tiles)),
-        3 => isa.run(Kind::<Packed<3>, S>::of(tiles)),
-        4 => isa.run(Kind::<Nibbles, S>::of(tiles)),
-        5 => isa.run(Kind::<Packed<5>, S>::of(tiles)),
-        6 => isa.run(Kind::<Packed<6>, S>::of(tiles)),
-        _ => isa.run(Kind::<Bytes8, S>::of(tiles)),
+        2 => isa.run(Kind::<Packed<2>, S, 0>::of(tiles)),
+        3 => isa.run(Kind::<Packed<3>, S, 0>::of(tiles)),
+        4 => isa.run(Kind::<Nibbles, S, 0>::of(tiles)),
+        5 => isa.run(Kind::<Packed<5>, S, 0>::of(tiles)),
+        6 => isa.run(Kind::<Packed<6>, S, 0>::of(tiles)),
+        _ => isa.run(Kind::<Bytes8, S, 0>::of(tiles)),
     }
 }
 
@@ -230,16 +234,16 @@ struct Tiles<'a> {
     sink: Sink<'a>,
 }
 
-/// [`Tiles`] with its decoder and scales.
-struct Kind<'a, D, S>(Tiles<'a>, PhantomData<(D, S)>);
+/// [`Tiles`] with its decoder, scales and group (0: any).
+struct Kind<'a, D, S, const GROUP: usize>(Tiles<'a>, PhantomData<(D, S)>);
 
-impl<'a, D, S> Kind<'a, D, S> {
+impl<'a, D, S, const GROUP: usize> Kind<'a, D, S, GROUP> {
     fn of(tiles: Tiles<'a>) -> Self {
         Kind(tiles, PhantomData)
     }
 }
 
-impl<D: Decode, S: Scales> Kernel for Kind<'_, D, S> {
+impl<D: Decode, S: Scales, const GROUP: usize> Kernel for Kind<'_, D, S, GROUP> {
     type Out = ();
 
     /// R outputs at a time, all rows before the next outputs, so that the weights of a tile are read from memory once.
@@ -248,12 +252,12 @@ impl<D: Decode, S: Scales> Kernel for Kind<'_, D, S> {
         let mut o = self.0.from;
         if L::ACCUMULATORS >= 16 {
             while o + 4 <= self.0.to {
-                self.0.rows::<L, D, S, 4>(o);
+                self.0.rows::<L, D, S, GROUP, 4>(o);
                 o += 4;
             }
         }
         while o < self.0.to {
-            self.0.rows::<L, D, S, 1>(o);
+            self.0.rows::<L, D, S, GROUP, 1>(o);
             o += 1;
         }
     }
@@ -261,25 +265,25 @@ impl<D: Decode, S: Scales> Kernel for Kind<'_, D, S> {
 
 impl Tiles<'_> {
     #[inline(always)]
-    fn rows<L: Lanes, D: Decode, S: Scales, const R: usize>(&self, o: usize) {
+    fn rows<L: Lanes, D: Decode, S: Scales, const GROUP: usize, const R: usize>(&self, o: usize) {
         let end = self.job.row + self.job.rows;
         let mut row = self.job.row;
         // The few left-over outputs of a wide instruction set are not worth wide tiles of their own.
         let wide = R > 1 || L::ACCUMULATORS < 16;
         while wide && row + 4 <= end {
-            for (m, v) in tile::<L, D, S, 4, R>(&self.w, o, self.x, row).iter().enumerate() {
+            for (m, v) in tile::<L, D, S, GROUP, 4, R>(&self.w, o, self.x, row).iter().enumerate() {
                 self.sink.put(row + m, o, v);
             }
             row += 4;
         }
         if wide && row + 2 <= end {
-            for (m, v) in tile::<L, D, S, 2, R>(&self.w, o, self.x, row).iter().enumerate() {
+            for (m, v) in tile::<L, D, S, GROUP, 2, R>(&self.w, o, self.x, row).iter().enumerate() {
                 self.sink.put(row + m, o, v);
             }
             row += 2;
         }
         while row < end {
-            self.sink.put(row, o, &tile::<L, D, S, 1, R>(&self.w, o, self.x, row)[0]);
+            self.sink.put(row, o, &tile::<L, D, S, GROUP, 1, R>(&self.w, o, self.x, row)[0]);
             row += 1;
         }
     }

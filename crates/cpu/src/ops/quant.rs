@@ -48,17 +48,17 @@ pub struct QuantRows {
 }
 
 impl QuantRows {
-    /// Codes of a block.
+    /// Codes of a row, block after block.
     #[inline(always)]
-    pub fn codes(&self, row: usize, block: usize) -> &[u8] {
-        let size = self.layout.block();
-        &self.codes[(row * self.blocks + block) * size..][..size]
+    pub fn row_codes(&self, row: usize) -> &[u8] {
+        let size = self.blocks * self.layout.block();
+        &self.codes[row * size..][..size]
     }
 
-    /// Lane scales of a block.
+    /// Lane scales of each block of a row.
     #[inline(always)]
-    pub fn scales(&self, row: usize, block: usize) -> &[f32; 16] {
-        &self.scales[row * self.blocks + block]
+    pub fn row_scales(&self, row: usize) -> &[[f32; 16]] {
+        &self.scales[row * self.blocks..][..self.blocks]
     }
 
     /// Sum of the dequantised values of each bias group, zero-padded.

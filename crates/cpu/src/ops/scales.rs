@@ -6,6 +6,8 @@ use crate::lanes::Lanes;
 
 /// Reads the scale (and bias) of group `i` of a row.
 pub trait Scales {
+    /// Bytes of a scale.
+    const SIZE: usize;
     /// Factor on the integer codes.
     fn scale(scales: &[u8], i: usize) -> f32;
     /// Value of code zero.
@@ -48,8 +50,10 @@ fn f16_at(bytes: &[u8], i: usize) -> f32 {
 }
 
 macro_rules! affine {
-    ($name:ident, $at:ident, $load:ident) => {
+    ($name:ident, $size:literal, $at:ident, $load:ident) => {
         impl Scales for $name {
+            const SIZE: usize = $size;
+
             #[inline(always)]
             fn scale(scales: &[u8], i: usize) -> f32 {
                 $at(scales, i)
@@ -78,15 +82,17 @@ macro_rules! sixteen_bf16 {
     };
 }
 
-affine!(F32, f32_at, one_by_one);
-affine!(Bf16, bf16_at, sixteen_bf16);
-affine!(F16, f16_at, one_by_one);
+affine!(F32, 4, f32_at, one_by_one);
+affine!(Bf16, 2, bf16_at, sixteen_bf16);
+affine!(F16, 2, f16_at, one_by_one);
 
 /// Twice the E2M1 values plus 12: unsigned bytes for the integer dot product. The factor is halved and the offset
 /// becomes a bias of `-6 * scale`, both exact.
 pub const E2M1_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 impl Scales for E8m0Half {
+    const SIZE: usize = 1;
+
     #[inline(always)]
     fn scale(scales: &[u8], i: usize) -> f32 {
         0.5 * e8m0(scales[i])
@@ -99,6 +105,8 @@ impl Scales for E8m0Half {
 }
 
 impl Scales for E4m3Half {
+    const SIZE: usize = 1;
+
     #[inline(always)]
     fn scale(scales: &[u8], i: usize) -> f32 {
         0.5 * e4m3(scales[i])

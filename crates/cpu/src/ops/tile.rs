@@ -6,6 +6,8 @@
 //!
 //! Expected share of the roofline: width 1 streams weights at memory speed; wide blocks are bound by the dot products.
 
+use std::marker::PhantomData;
+
 use crate::lanes::Lanes;
 use crate::ops::quant::QuantRows;
 use crate::ops::scales::{E2M1_CODES, Scales};
@@ -50,11 +52,13 @@ impl<'a> Codes<'a> {
 pub trait Decode {
     /// Values of a block; 128 (lane covers 8 values) or 64 (lane covers 4).
     const BLOCK: usize;
+    /// Bytes of a block of codes.
+    const BYTES: usize;
     /// A block's codes in registers.
     type Codes<L: Lanes>: Copy;
-    /// Reads a block, zeros beyond the end of the row.
-    fn unpack<L: Lanes>(row: &[u8], block: usize) -> Self::Codes<L>;
-    /// Dot products of a block with one row's codes.
+    /// Takes a block of `BYTES` bytes, fewer at the end of a row (the missing ones are zeros).
+    fn unpack<L: Lanes>(block: &[u8]) -> Self::Codes<L>;
+    /// Dot products of a block with one row's codes, `BLOCK` bytes.
     fn dot<L: Lanes>(codes: Self::Codes<L>, x: &[u8]) -> L::Ints;
 }
 
@@ -68,13 +72,12 @@ pub struct Bytes8;
 pub struct Packed<const BITS: usize>;
 
 #[inline(always)]
-fn bytes64<L: Lanes>(row: &[u8], from: usize) -> L::Bytes {
-    match row.get(from..from + 64) {
-        Some(b) => L::bytes(b.first_chunk().expect("sixty-four bytes")),
+fn bytes64<L: Lanes>(block: &[u8]) -> L::Bytes {
+    match block.first_chunk() {
+        Some(all) => L::bytes(all),
         None => {
             let mut padded = [0; 64];
-            let rest = &row[from..];
-            padded[..rest.len()].copy_from_slice(rest);
+            padded[..block.len()].copy_from_slice(block);
             L::bytes(&padded)
         }
     }
@@ -93,11 +96,12 @@ fn nibble_dot<L: Lanes>((low, high): (L::Bytes, L::Bytes), x: &[u8]) -> L::Ints 
 
 impl Decode for Nibbles {
     const BLOCK: usize = 128;
+    const BYTES: usize = 64;
     type Codes<L: Lanes> = (L::Bytes, L::Bytes);
 
     #[inline(always)]
-    fn unpack<L: Lanes>(row: &[u8], block: usize) -> (L::Bytes, L::Bytes) {
-        L::nibbles(bytes64::<L>(row, block * 64))
+    fn unpack<L: Lanes>(block: &[u8]) -> (L::Bytes, L::Bytes) {
+        L::nibbles(bytes64::<L>(block))
     }
 
     #[inline(always)]
@@ -108,11 +112,12 @@ impl Decode for Nibbles {
 
 impl Decode for E2m1 {
     const BLOCK: usize = 128;
+    const BYTES: usize = 64;
     type Codes<L: Lanes> = (L::Bytes, L::Bytes);
 
     #[inline(always)]
-    fn unpack<L: Lanes>(row: &[u8], block: usize) -> (L::Bytes, L::Bytes) {
-        let (low, high) = L::nibbles(bytes64::<L>(row, block * 64));
+    fn unpack<L: Lanes>(block: &[u8]) -> (L::Bytes, L::Bytes) {
+        let (low, high) = L::nibbles(bytes64::<L>(block));
         (L::lookup(low, &E2M1_CODES), L::lookup(high, &E2M1_CODES))
     }
 
@@ -124,11 +129,12 @@ impl Decode for E2m1 {
 
 impl Decode for Bytes8 {
     const BLOCK: usize = 64;
+    const BYTES: usize = 64;
     type Codes<L: Lanes> = L::Bytes;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(row: &[u8], block: usize) -> L::Bytes {
-        bytes64::<L>(row, block * 64)
+    fn unpack<L: Lanes>(block: &[u8]) -> L::Bytes {
+        bytes64::<L>(block)
     }
 
     #[inline(always)]
@@ -139,11 +145,12 @@ impl Decode for Bytes8 {
 
 impl<const BITS: usize> Decode for Packed<BITS> {
     const BLOCK: usize = 64;
+    const BYTES: usize = 8 * BITS;
     type Codes<L: Lanes> = L::Bytes;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(row: &[u8], block: usize) -> L::Bytes {
-        L::bytes(&unpack::<BITS>(row, block * 8 * BITS))
+    fn unpack<L: Lanes>(block: &[u8]) -> L::Bytes {
+        L::bytes(&unpack::<BITS>(block, 0))
     }
 
     #[inline(always)]
@@ -168,22 +175,17 @@ pub fn unpack<const BITS: usize>(row: &[u8], from: usize) -> [u8; 64] {
     out
 }
 
-/// Lane scales of a block of `D::BLOCK` values: lane `l` covers `BLOCK / 16` consecutive values.
+/// Lane scales of a block of `D::BLOCK` values: lane `l` covers `BLOCK / 16` consecutive values. `scales` holds the
+/// block's groups; one that the end of the row cut off scales zeros.
 #[inline(always)]
-fn lane_scales<L: Lanes, D: Decode, S: Scales>(w: &Codes<'_>, scales: &[u8], block: usize) -> L {
-    // A block may be cut short by the end of the row; its missing groups scale zeros.
-    let at = |i: usize| if i < w.groups { S::scale(scales, i) } else { 0.0 };
-    match D::BLOCK / w.group.min(D::BLOCK) {
-        1 => L::splat(at(block * D::BLOCK / w.group)),
-        2 => L::halves(at(2 * block), at(2 * block + 1)),
-        4 => L::quads(&[at(4 * block), at(4 * block + 1), at(4 * block + 2), at(4 * block + 3)]),
-        _ => {
-            let mut eight = [0.0; 8];
-            for (i, s) in eight.iter_mut().enumerate() {
-                *s = at(8 * block + i);
-            }
-            L::pairs(&eight)
-        }
+fn lane_scales<L: Lanes, D: Decode, S: Scales>(scales: &[u8], group: usize) -> L {
+    let groups = scales.len() / S::SIZE;
+    let at = |i: usize| if i < groups { S::scale(scales, i) } else { 0.0 };
+    match D::BLOCK / group.min(D::BLOCK) {
+        1 => L::splat(at(0)),
+        2 => L::halves(at(0), at(1)),
+        4 => L::quads(&[at(0), at(1), at(2), at(3)]),
+        _ => L::pairs(&[at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)]),
     }
 }
 
@@ -200,38 +202,102 @@ fn biases<L: Lanes, S: Scales>(w: &Codes<'_>, scales: &[u8], biases: &[u8], g: u
     L::load(&sixteen)
 }
 
-/// Outputs `o..o + R` for rows `row..row + M` of `x`; returns `[m][r]`.
+/// A run of bytes that was checked once, read block by block.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    start: *const u8,
+    len: usize,
+    lifetime: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Run<'a> {
+    const EMPTY: Self = Run { start: std::ptr::null(), len: 0, lifetime: PhantomData };
+
+    #[inline(always)]
+    fn new(bytes: &'a [u8]) -> Self {
+        Run { start: bytes.as_ptr(), len: bytes.len(), lifetime: PhantomData }
+    }
+
+    /// `len` bytes from `at`, without a check.
+    ///
+    /// # Safety
+    /// `at + len` is within the run.
+    #[inline(always)]
+    unsafe fn get(self, at: usize, len: usize) -> &'a [u8] {
+        debug_assert!(at + len <= self.len);
+        // SAFETY: inside a slice that lives for 'a, by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(at), len) }
+    }
+
+    /// The part of `at..at + len` that exists.
+    #[inline(always)]
+    fn rest(self, at: usize, len: usize) -> &'a [u8] {
+        let at = at.min(self.len);
+        // SAFETY: cut to the run.
+        unsafe { self.get(at, len.min(self.len - at)) }
+    }
+}
+
+/// Outputs `o..o + R` for rows `row..row + M` of `x`; returns `[m][r]`. `GROUP` is the weight's group, or 0 to read it
+/// from `w`.
 ///
 /// Plain loops: a closure handed to a library function is compiled on its own, without the instruction set's features,
 /// and every intrinsic in it becomes a call (measured: ten times slower).
 #[inline(always)]
-pub fn tile<L: Lanes, D: Decode, S: Scales, const M: usize, const R: usize>(
+pub fn tile<L: Lanes, D: Decode, S: Scales, const GROUP: usize, const M: usize, const R: usize>(
     w: &Codes<'_>,
     o: usize,
     x: &QuantRows,
     row: usize,
 ) -> [[f32; R]; M] {
+    let group = if GROUP == 0 { w.group } else { GROUP };
     let mut acc = [[L::splat(0.0); R]; M];
-    let mut codes: [&[u8]; R] = [&[]; R];
-    let mut scales: [&[u8]; R] = [&[]; R];
+    let (mut codes, mut scales) = ([Run::EMPTY; R], [Run::EMPTY; R]);
     for r in 0..R {
-        (codes[r], scales[r]) = (w.row(o + r), w.scale_row(o + r));
+        (codes[r], scales[r]) = (Run::new(w.row(o + r)), Run::new(w.scale_row(o + r)));
     }
-    for block in 0..x.blocks {
+    let (mut x_codes, mut x_scales) = ([Run::EMPTY; M], [&[] as &[[f32; 16]]; M]);
+    for m in 0..M {
+        (x_codes[m], x_scales[m]) = (Run::new(x.row_codes(row + m)), x.row_scales(row + m));
+        assert!(x_codes[m].len == x.blocks * D::BLOCK && x_scales[m].len() == x.blocks, "rows for this layout");
+    }
+    // Groups of a block, in bytes of scales.
+    let step = D::BLOCK.div_ceil(group) * S::SIZE;
+    let first = |block: usize| block * D::BLOCK / group * S::SIZE;
+    let whole = w.row_bytes / D::BYTES;
+    assert!(w.groups * group * D::BYTES == w.row_bytes * D::BLOCK && whole <= x.blocks, "groups of a row");
+    let ahead = R * w.row_bytes;
+    for block in 0..whole {
         for r in 0..R {
-            let unpacked = D::unpack::<L>(codes[r], block);
-            let scale = lane_scales::<L, D, S>(w, scales[r], block);
+            L::prefetch(codes[r].start.wrapping_add(ahead + block * D::BYTES));
+            // SAFETY: block < row_bytes / BYTES, and the scales of a row cover all its whole blocks (asserted above).
+            let (bytes, groups) =
+                unsafe { (codes[r].get(block * D::BYTES, D::BYTES), scales[r].get(first(block), step)) };
+            let unpacked = D::unpack::<L>(bytes);
+            let scale = lane_scales::<L, D, S>(groups, group);
             for m in 0..M {
-                let dots = D::dot::<L>(unpacked, x.codes(row + m, block));
-                let factor = scale.mul(L::load(x.scales(row + m, block)));
-                acc[m][r] = L::to_f32(dots).fma(factor, acc[m][r]);
+                // SAFETY: every row has x.blocks >= whole blocks (asserted above).
+                let (x, x_scale) =
+                    unsafe { (x_codes[m].get(block * D::BLOCK, D::BLOCK), x_scales[m].get_unchecked(block)) };
+                let dots = D::dot::<L>(unpacked, x);
+                acc[m][r] = L::to_f32(dots).fma(scale.mul(L::load(x_scale)), acc[m][r]);
+            }
+        }
+    }
+    for block in whole..x.blocks {
+        for r in 0..R {
+            let unpacked = D::unpack::<L>(codes[r].rest(block * D::BYTES, D::BYTES));
+            let scale = lane_scales::<L, D, S>(scales[r].rest(first(block), step), group);
+            for m in 0..M {
+                let dots = D::dot::<L>(unpacked, x_codes[m].rest(block * D::BLOCK, D::BLOCK));
+                acc[m][r] = L::to_f32(dots).fma(scale.mul(L::load(&x_scales[m][block])), acc[m][r]);
             }
         }
     }
     for r in 0..R {
-        let bias_row = w.bias_row(o + r);
+        let (scale_row, bias_row) = (w.scale_row(o + r), w.bias_row(o + r));
         for g in (0..w.groups).step_by(16) {
-            let bias = biases::<L, S>(w, scales[r], bias_row, g);
+            let bias = biases::<L, S>(w, scale_row, bias_row, g);
             for m in 0..M {
                 let sums = x.sums(row + m)[g..].first_chunk().expect("padded sums");
                 acc[m][r] = bias.fma(L::load(sums), acc[m][r]);

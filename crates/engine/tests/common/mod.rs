@@ -192,8 +192,7 @@ impl Driver {
                     prompt_tokens: end.prompt_tokens,
                     completion_tokens: end.completion_tokens,
                 };
-                let record =
-                    Record { answer, pieces: open.pieces, tail: end.text, cached_tokens: end.cached_tokens };
+                let record = Record { answer, pieces: open.pieces, tail: end.text, cached_tokens: end.cached_tokens };
                 self.done.insert(end.id, record);
             }
         }

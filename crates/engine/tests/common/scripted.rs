@@ -50,8 +50,7 @@ impl Scripted {
     /// A model of `vocab` tokens that goes on from the tokens seen as `script` says.
     pub fn new(vocab: usize, script: impl Fn(&[u32]) -> Row + Send + 'static) -> Box<dyn Model> {
         let layers = vec![KvShape { kv_heads: 1, head_dim: 1 }];
-        let layout =
-            vec![KvGroup { window: None, layers: layers.clone() }, KvGroup { window: Some(WINDOW), layers }];
+        let layout = vec![KvGroup { window: None, layers: layers.clone() }, KvGroup { window: Some(WINDOW), layers }];
         let info = ModelInfo {
             path: PathBuf::from("scripted"),
             name: "scripted".into(),

@@ -6,6 +6,7 @@ Run after changing a template or a case: python3 make_expected.py   (needs jinja
 
 import datetime
 import json
+import sys
 import pathlib
 
 import jinja2
@@ -84,7 +85,13 @@ def main():
         for source in (HERE / name).read_text().removesuffix("\n").split("\n----\n"):
             context = {**SPECIALS, "messages": [], "tools": None, "documents": None, "add_generation_prompt": False}
             expected["expressions"][source] = render(source, {**context, **extra})
-    (HERE / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(expected, indent=1, ensure_ascii=False) + "\n"
+    if "--check" in sys.argv[1:]:
+        if text != (HERE / "expected.json").read_text():
+            sys.exit("expected.json is not what Jinja2 gives: run make_expected.py and look at the difference")
+        print(f"{len(expected['cases'])} cases and {len(expected['expressions'])} expressions as Jinja2 gives them")
+        return
+    (HERE / "expected.json").write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+# Everyday commands; `just` lists them.
+
+default:
+    @just --list
+
+# Build everything
+build:
+    cargo build --release
+
+# All tests
+test *args:
+    cargo test --release --workspace {{args}}
+
+# What CI runs
+ci:
+    bash .ci/run
+
+# Format and lint
+lint:
+    cargo fmt --all
+    cargo clippy --workspace --all-targets -- -D warnings
+
+# Known vulnerabilities of dependencies (needs a network)
+advisories:
+    cargo deny check advisories
+
+# The linear kernel's benchmark; writes docs/benchmark_results/linear.{md,json}
+bench:
+    MLXCEL_BENCH_WRITE="$PWD/docs/benchmark_results" cargo bench -p mlxcel-cpu --bench linear
+
+# The CPU crate's tests on AArch64 under emulation (tools/aarch64/README.md says what it needs)
+aarch64:
+    bash tools/aarch64/test.sh
+
+# Fuzz a parser for a minute (needs nightly and cargo-fuzz): just fuzz safetensors_header
+fuzz target seconds="60":
+    cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}}
