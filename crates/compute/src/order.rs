@@ -52,7 +52,8 @@ pub fn quantize_group(x: &[f32], codes: &mut [i8]) -> f32 {
         amax = if amax > v.abs() { amax } else { v.abs() };
         poison += v * 0.0;
     }
-    let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+    // Capped: an infinite inverse would make zeros NaN. Groups below 4e-37 lose precision instead.
+    let inverse = if amax > 0.0 { (127.0 / amax).min(f32::MAX) } else { 0.0 };
     for (code, &v) in codes.iter_mut().zip(x) {
         *code = (v * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
     }
@@ -102,6 +103,136 @@ pub fn gelu_tanh(x: f32) -> f32 {
 
 /// `2 * sqrt(2 / pi)`.
 pub const GELU_SCALE: f32 = 1.595_769;
+
+/// A quantised weight row as [`int8_dot`] reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct CodeRow<'a> {
+    /// Unsigned codes, one a value: affine codes as stored; for E2M1 twice the value plus 12.
+    pub codes: &'a [u8],
+    /// Factor of each group of codes; for E2M1 half the stored scale.
+    pub scales: &'a [f32],
+    /// Value of code zero of each group; for E2M1 minus six times the stored scale.
+    pub biases: &'a [f32],
+    /// Consecutive values of a lane: 8 for 4-bit formats (blocks of 128 values), 4 for the others (blocks of 64).
+    pub per_lane: usize,
+}
+
+/// Dot product of a quantised weight row with an activation row of codes `x` and scales `x_scales`, one an
+/// [`activation_group`].
+///
+/// In each block, lane `l` takes the integer dot product of its `per_lane` consecutive values, times the product of the
+/// two scales, fused onto what the lane holds. Then come the biases: group `g` adds, in lane `g % 16` and fused, its bias
+/// times the sum of its activations, which is exact in integers inside an activation group, then added in order. Last the
+/// [`tree`].
+///
+/// # Panics
+/// When the lengths do not fit each other.
+pub fn int8_dot(w: CodeRow<'_>, x: &[i8], x_scales: &[f32]) -> f32 {
+    assert_eq!(w.codes.len(), x.len(), "values of a row");
+    let (group, step) = (x.len() / w.scales.len(), activation_group(x.len()));
+    let mut lanes = [0.0f32; LANES];
+    for (i, (codes, values)) in w.codes.chunks(w.per_lane).zip(x.chunks(w.per_lane)).enumerate() {
+        let dot: i32 = codes.iter().zip(values).map(|(c, v)| i32::from(*c) * i32::from(*v)).sum();
+        let scale = w.scales[i * w.per_lane / group] * x_scales[i * w.per_lane / step];
+        lanes[i % LANES] = (dot as f32).mul_add(scale, lanes[i % LANES]);
+    }
+    let run = group.min(step);
+    let mut sums = vec![0.0f32; w.scales.len()];
+    for (i, values) in x.chunks(run).enumerate() {
+        let sum: i32 = values.iter().map(|v| i32::from(*v)).sum();
+        sums[i * run / group] += sum as f32 * x_scales[i * run / step];
+    }
+    for (g, (bias, sum)) in w.biases.iter().zip(sums).enumerate() {
+        lanes[g % LANES] = bias.mul_add(sum, lanes[g % LANES]);
+    }
+    tree(lanes)
+}
+
+/// RMS norm of a row or head: `x * (1 / sqrt(mean(x^2) + eps)) * weight`, the squares summed as [`dot`] does.
+pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, eps: f32) -> Vec<f32> {
+    let factor = 1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt();
+    x.iter().enumerate().map(|(i, v)| weight.map_or(v * factor, |w| v * factor * w[i])).collect()
+}
+
+/// Attention over some keys: their maximal score, the sum of `exp(score - max)`, and the values weighted by it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Partial {
+    /// Largest score.
+    pub max: f32,
+    /// Sum of the weights.
+    pub sum: f32,
+    /// Weighted values, one head wide.
+    pub values: Vec<f32>,
+}
+
+/// Attention of one query head over the visible keys of one block. `keys` and `values` are `[n, head_dim]`; the first of
+/// them is key `inside` of its block, which decides its lane.
+///
+/// A score is a fused chain over the head in order, times `scale`. Weights are added in lane `j % 16` of their place `j` in
+/// the block, in order, then by [`tree`]; weighted values are fused chains over the keys in order.
+pub fn attend_block(q: &[f32], keys: &[f32], values: &[f32], inside: usize, scale: f32) -> Partial {
+    let dim = q.len();
+    let score = |key: &[f32]| q.iter().zip(key).fold(0.0f32, |a, (q, k)| q.mul_add(*k, a)) * scale;
+    let scores: Vec<f32> = keys.chunks_exact(dim).map(score).collect();
+    let max = scores.iter().fold(f32::NEG_INFINITY, |m, s| if m > *s { m } else { *s });
+    let mut lanes = [0.0f32; LANES];
+    let mut weighted = vec![0.0f32; dim];
+    for (i, (score, value)) in scores.iter().zip(values.chunks_exact(dim)).enumerate() {
+        let p = exp(score - max);
+        lanes[(inside + i) % LANES] += p;
+        weighted.iter_mut().zip(value).for_each(|(w, v)| *w = p.mul_add(*v, *w));
+    }
+    Partial { max, sum: tree(lanes), values: weighted }
+}
+
+/// Folds the next block into what came before: both are rescaled to the larger maximum and added, fused on the old side.
+pub fn merge(old: Partial, new: Partial) -> Partial {
+    let max = if old.max > new.max { old.max } else { new.max };
+    let (keep, take) = (exp(old.max - max), exp(new.max - max));
+    let fold = |old: f32, new: f32| old.mul_add(keep, new * take);
+    let values = old.values.iter().zip(&new.values).map(|(o, n)| fold(*o, *n)).collect();
+    Partial { max, sum: fold(old.sum, new.sum), values }
+}
+
+/// Causal attention of one query head: `keys` and `values` `[positions, head_dim]` are those of positions 0 up to the
+/// row's own, of which it sees the last `window`. Blocks of [`KEY_BLOCK`] keys from position 0, folded in order.
+///
+/// # Panics
+/// When there are no keys.
+pub fn attend_row(q: &[f32], keys: &[f32], values: &[f32], scale: f32, window: Option<usize>) -> Vec<f32> {
+    let dim = q.len();
+    let positions = keys.len() / dim;
+    let first = window.map_or(0, |w| positions.saturating_sub(w));
+    let mut folded: Option<Partial> = None;
+    for block in first / KEY_BLOCK..positions.div_ceil(KEY_BLOCK) {
+        let (from, to) = (first.max(block * KEY_BLOCK), positions.min((block + 1) * KEY_BLOCK));
+        let part = |all: &[f32]| all[from * dim..to * dim].to_vec();
+        let next = attend_block(q, &part(keys), &part(values), from % KEY_BLOCK, scale);
+        folded = Some(match folded {
+            None => next,
+            Some(old) => merge(old, next),
+        });
+    }
+    let Partial { sum, values, .. } = folded.expect("a row sees itself");
+    values.iter().map(|v| v / sum).collect()
+}
+
+/// Experts of a router row, best first (ties to the lower index), with their factors: softmax over the chosen ones, summed
+/// in order of rank, times each expert's own scale. The factors are NaN when any of the row's values is not finite.
+pub fn route(router: &[f32], scale: &[f32], top_k: usize) -> Vec<(usize, f32)> {
+    let mut order: Vec<usize> = (0..router.len()).collect();
+    order.sort_by(|a, b| router[*b].total_cmp(&router[*a]).then(a.cmp(b)));
+    order.truncate(top_k);
+    let shares: Vec<f32> = order.iter().map(|e| exp(router[*e] - router[order[0]])).collect();
+    let sum = shares.iter().fold(0.0f32, |a, s| a + s);
+    let poison = router.iter().fold(0.0f32, |a, v| v.mul_add(0.0, a)); // 0, or NaN
+    order.iter().zip(shares).map(|(e, s)| (*e, s / sum * scale[*e] + poison)).collect()
+}
+
+/// SiLU: `x / (e^-x + 1)`.
+pub fn silu(x: f32) -> f32 {
+    x / (exp(-x) + 1.0)
+}
 
 #[cfg(test)]
 mod tests {

@@ -185,9 +185,9 @@ fn json(rows: &[Row], machine: &str) -> String {
                 format!("{{\"width\": {k}, \"median_s\": {t:e}, \"min_s\": {fast:e}, \"max_s\": {slow:e}}}")
             })
             .collect();
-        let _ = write!(
+        let _ = writeln!(
             out,
-            "    {{\"outputs\": {}, \"inputs\": {}, \"threads\": {}, \"read_gb_s\": {:.3}, \"packed_bytes\": {}, \"times\": [{}]}}{}\n",
+            "    {{\"outputs\": {}, \"inputs\": {}, \"threads\": {}, \"read_gb_s\": {:.3}, \"packed_bytes\": {}, \"times\": [{}]}}{}",
             r.size.0,
             r.size.1,
             r.threads,

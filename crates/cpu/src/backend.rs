@@ -121,8 +121,10 @@ impl Backend for CpuBackend {
         }
         match weight.format {
             WeightFormat::Float(DType::F32 | DType::Bf16 | DType::F16) => {}
-            WeightFormat::Quant(QuantFormat::Affine { bits: 2..=6 | 8, group: 32 | 64 | 128 }, scales)
-                if matches!(scales, DType::F32 | DType::Bf16 | DType::F16) => {}
+            WeightFormat::Quant(
+                QuantFormat::Affine { bits: 2..=6 | 8, group: 32 | 64 | 128 },
+                DType::F32 | DType::Bf16 | DType::F16,
+            ) => {}
             WeightFormat::Quant(QuantFormat::Mxfp4 | QuantFormat::Mxfp8 | QuantFormat::Nvfp4, DType::U8) => {}
             other => return Err(unsupported(&weight, format!("the CPU has no kernel for {other}"))),
         }

@@ -22,7 +22,7 @@ pub struct Request {
     pub stop_ids: Vec<u32>,
     /// Text that ends the answer, and is cut off.
     pub stop: Vec<String>,
-    /// Do not end at the model's stop tokens.
+    /// Do not end at the model's own stop tokens; `stop_ids` still end the answer.
     pub ignore_eos: bool,
     /// Leave special tokens in the text.
     pub show_special: bool,

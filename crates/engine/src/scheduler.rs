@@ -11,12 +11,13 @@ pub struct Planned {
     pub len: usize,
 }
 
-/// Plans a step of at most `budget` rows over sequences of (positions computed, tokens known), oldest first. Decoding
-/// sequences always get their row, so that a long prompt stalls nobody for more than one step.
+/// Plans a step of about `budget` rows over sequences of (positions computed, tokens known), oldest first. Decoding
+/// sequences always get their row, so that a long prompt stalls nobody for more than one step; prompts always get at least
+/// one, so that decoding starves nobody either.
 pub fn plan(sequences: &[(usize, usize)], budget: usize) -> Vec<Planned> {
     let pending = |i: usize| sequences[i].1 - sequences[i].0;
     let decoding: Vec<usize> = (0..sequences.len()).filter(|i| pending(*i) == 1).collect();
-    let mut room = budget.saturating_sub(decoding.len());
+    let mut room = budget.saturating_sub(decoding.len()).max(1);
     let mut out = Vec::with_capacity(sequences.len());
     for (index, (start, _)) in sequences.iter().enumerate() {
         let len = match pending(index) {
@@ -47,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn decoding_goes_on_when_the_budget_is_short() {
-        assert_eq!(plan(&[(1, 2), (3, 4), (0, 9)], 1).len(), 2);
+    fn nobody_starves_when_the_budget_is_short() {
+        assert_eq!(plan(&[(1, 2), (3, 4), (0, 9)], 1).iter().map(|p| p.len).collect::<Vec<_>>(), [1, 1, 1]);
     }
 }

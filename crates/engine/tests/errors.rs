@@ -72,7 +72,7 @@ fn engine_options_out_of_range() {
 
 /// A hashing model in which a sequence that begins with 430 fails at `position`.
 fn damaged(position: usize, fault: fn() -> Row) -> Box<dyn mlxcel_model::Model> {
-    Scripted::new(SMALL, move |seen| match seen[0] {
+    Scripted::model(SMALL, move |seen| match seen[0] {
         430 if seen.len() == position + 1 => fault(),
         _ => Row::Logits(hash_row(seen)),
     })
@@ -116,9 +116,24 @@ fn damaged_logits_end_their_own_request_only() {
 }
 
 #[test]
+fn nothing_of_a_damaged_sequence_is_kept() {
+    let faults: [fn() -> Row; 2] = [|| Row::Nan, || Row::Broken];
+    for fault in faults {
+        let mut driver = Driver::new(damaged(6, fault), EngineOptions::default());
+        let request = Request { ignore_eos: true, ..sampled(vec![430, 441, 442, 443, 444, 445], 20, 6) };
+        for _ in 0..2 {
+            let record = driver.ask(request.clone());
+            assert_eq!((record.cached_tokens, record.answer.tokens.len()), (0, 1));
+            assert!(matches!(record.answer.reason, FinishReason::Error(_)));
+            assert_eq!(driver.engine.pages_used(), [0, 0]);
+        }
+    }
+}
+
+#[test]
 fn a_model_that_always_fails_fails_every_request() {
     let options = EngineOptions { parallel: 3, reuse: false, ..EngineOptions::default() };
-    let mut driver = Driver::new(Scripted::new(SMALL, |_| Row::Broken), options);
+    let mut driver = Driver::new(Scripted::model(SMALL, |_| Row::Broken), options);
     let ids: HashSet<_> = (0..7).map(|_| driver.submit(greedy(vec![2, 440], 9))).collect();
     driver.run();
     assert_eq!(driver.done.len(), ids.len());
@@ -130,7 +145,7 @@ fn a_model_that_always_fails_fails_every_request() {
 fn an_error_is_not_hidden_by_a_stop_string() {
     // The unfinished character is flushed as U+FFFD, which the request happens to stop at.
     let half = tokenizer().token_to_id("<0xF0>").expect("byte fallback");
-    let model = Scripted::new(SMALL, move |seen| if seen.len() == 2 { Row::Token(half) } else { Row::Nan });
+    let model = Scripted::model(SMALL, move |seen| if seen.len() == 2 { Row::Token(half) } else { Row::Nan });
     let request = Request { stop: vec!["\u{FFFD}".into()], ..greedy(vec![2, 440], 9) };
     let answer = Driver::new(model, EngineOptions::default()).ask(request).answer;
     assert!(matches!(answer.reason, FinishReason::Error(_)), "{:?}", answer.reason);

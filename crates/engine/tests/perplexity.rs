@@ -60,7 +60,7 @@ fn equals_a_direct_computation() {
 fn windows_start_afresh_and_never_grow_beyond_the_context() {
     let seen: Arc<Mutex<Vec<Vec<u32>>>> = Arc::default();
     let log = Arc::clone(&seen);
-    let mut model = Scripted::new(SMALL, move |tokens| {
+    let mut model = Scripted::model(SMALL, move |tokens| {
         log.lock().expect("log").push(tokens.to_vec());
         Row::Logits(hash_row(tokens))
     });
@@ -93,7 +93,7 @@ fn faults_are_named() {
         let error = perplexity(&mut *model, &[2, 421], None, context, |_, _| {}).expect_err("out of range");
         assert_eq!(error.to_string(), format!("--ctx-size: 2 to 2048 expected, found {context}"));
     }
-    let mut model = Scripted::new(SMALL, |seen| if seen.len() == 4 { Row::Broken } else { Row::Token(421) });
+    let mut model = Scripted::model(SMALL, |seen| if seen.len() == 4 { Row::Broken } else { Row::Token(421) });
     let error = perplexity(&mut *model, &[421; 9], None, 64, |_, _| {}).expect_err("not finite").to_string();
     assert!(error.contains("position 3 are not finite"), "{error}");
 }

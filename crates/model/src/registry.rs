@@ -8,6 +8,9 @@ use mlxcel_compute::Backend;
 use crate::gemma4::Gemma4;
 use crate::{LoadedModel, Model, ModelError};
 
+/// Builds a family's model on a backend.
+pub type Load<B> = fn(&Checkpoint, Arc<B>) -> Result<Box<dyn Model>, ModelError>;
+
 /// A family of architectures.
 pub struct Family<B: Backend> {
     /// Name for people.
@@ -15,7 +18,7 @@ pub struct Family<B: Backend> {
     /// `model_type` values of config.json it takes.
     pub model_types: &'static [&'static str],
     /// Builds the model on a backend.
-    pub load: fn(&Checkpoint, Arc<B>) -> Result<Box<dyn Model>, ModelError>,
+    pub load: Load<B>,
 }
 
 /// Every family this build knows.

@@ -83,7 +83,8 @@ fn every_width_gives_the_bytes_of_width_1() {
 #[test]
 fn one_prefill_chunk_and_random_widths_give_the_bytes_of_width_1() {
     everywhere("chunk and random widths", 1, |walker, tapes, threads| {
-        spans(walker, tapes[0], "one chunk", || LENGTHS[0]).unwrap_or_else(|e| panic!("{}: {e}", walker.model.backend()));
+        spans(walker, tapes[0], "one chunk", || LENGTHS[0])
+            .unwrap_or_else(|e| panic!("{}: {e}", walker.model.backend()));
         for seed in 0..2 {
             let seed = 10 * threads as u64 + seed;
             mixed(walker, tapes[0], seed).unwrap_or_else(|e| panic!("{}: {e}", walker.model.backend()));

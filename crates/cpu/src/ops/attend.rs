@@ -114,8 +114,8 @@ impl Kernel for Task<'_> {
         let first = visible(positions[0]).0 / KEY_BLOCK;
         let last = positions[self.rows - 1] as usize / KEY_BLOCK;
         let table = self.batch.table(self.row, self.slot.group);
-        for block in first..=last {
-            let stored = self.kv.block(self.slot, table[block], self.head);
+        for (block, page) in table.iter().enumerate().take(last + 1).skip(first) {
+            let stored = self.kv.block(self.slot, *page, self.head);
             for (r, position) in positions.iter().enumerate() {
                 let (from, to) = visible(*position);
                 let from = from.saturating_sub(block * KEY_BLOCK);

@@ -18,7 +18,9 @@ pub fn route(logits: &[f32], scale: &[f32], top_k: usize) -> Route {
     let max = logits[order[0]];
     let p: Vec<f32> = order.iter().map(|e| mlxcel_compute::order::exp(logits[*e] - max)).collect();
     let sum: f32 = p.iter().sum();
-    order.iter().zip(&p).map(|(e, p)| (*e, p / sum * scale[*e])).collect()
+    // A damaged logit may not be among the chosen ones (a NaN with its sign bit set sorts last): it must show all the same.
+    let poison = logits.iter().fold(0.0f32, |a, v| v.mul_add(0.0, a));
+    order.iter().zip(&p).map(|(e, p)| (*e, p / sum * scale[*e] + poison)).collect()
 }
 
 /// The three matrices of the experts.

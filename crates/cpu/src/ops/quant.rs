@@ -97,7 +97,8 @@ fn quantize_group<L: Lanes>(x: &[f32], codes: &mut [i8]) -> f32 {
         zeros = L::load(v).fma(L::splat(0.0), zeros);
     }
     poison += zeros.sum();
-    let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+    // Capped: an infinite inverse would make zeros NaN, whose code is arbitrary.
+    let inverse = if amax > 0.0 { (127.0 / amax).min(f32::MAX) } else { 0.0 };
     let (codes, _) = codes.as_chunks_mut::<16>();
     for (v, c) in x.iter().zip(codes) {
         let scaled = L::load(v).mul(L::splat(inverse));

@@ -163,7 +163,7 @@ impl Kernel for ActivateMul<'_> {
     }
 }
 
-/// `x = cap * tanh(x / cap)`.
+/// `x = cap * tanh(x / cap)`; NaN where `x` is infinite, so that the cap does not hide damage.
 pub struct Softcap<'a> {
     /// In place.
     pub x: &'a mut [f32],
@@ -177,7 +177,7 @@ impl Kernel for Softcap<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let cap = L::splat(self.cap);
-        map16!(self.x, |_, x: L| tanh(x.div(cap)).mul(cap));
+        map16!(self.x, |_, x: L| x.fma(L::splat(0.0), tanh(x.div(cap)).mul(cap)));
     }
 }
 

@@ -5,6 +5,7 @@
 //! (order::int8_dot). Nothing depends on M, R or the position in the tile.
 //!
 //! Expected share of the roofline: width 1 streams weights at memory speed; wide blocks are bound by the dot products.
+#![allow(clippy::needless_range_loop, reason = "register tiles are indexed in two dimensions at once")]
 
 use std::marker::PhantomData;
 
@@ -266,7 +267,7 @@ pub fn tile<L: Lanes, D: Decode, S: Scales, const GROUP: usize, const M: usize, 
     let first = |block: usize| block * D::BLOCK / group * S::SIZE;
     let whole = w.row_bytes / D::BYTES;
     assert!(w.groups * group * D::BYTES == w.row_bytes * D::BLOCK && whole <= x.blocks, "groups of a row");
-    let ahead = R * w.row_bytes;
+    let ahead = 2 * R * w.row_bytes;
     for block in 0..whole {
         for r in 0..R {
             L::prefetch(codes[r].start.wrapping_add(ahead + block * D::BYTES));

@@ -48,7 +48,7 @@ pub struct Scripted {
 
 impl Scripted {
     /// A model of `vocab` tokens that goes on from the tokens seen as `script` says.
-    pub fn new(vocab: usize, script: impl Fn(&[u32]) -> Row + Send + 'static) -> Box<dyn Model> {
+    pub fn model(vocab: usize, script: impl Fn(&[u32]) -> Row + Send + 'static) -> Box<dyn Model> {
         let layers = vec![KvShape { kv_heads: 1, head_dim: 1 }];
         let layout = vec![KvGroup { window: None, layers: layers.clone() }, KvGroup { window: Some(WINDOW), layers }];
         let info = ModelInfo {
@@ -74,7 +74,7 @@ impl Scripted {
         let answer = answer.to_vec();
         let full_stop = super::tokenizer().token_to_id(".").expect("a full stop");
         let vocab = super::tokenizer().vocab_size();
-        Scripted::new(vocab, move |seen| Row::Token(*answer.get(seen.len() - prompt).unwrap_or(&full_stop)))
+        Scripted::model(vocab, move |seen| Row::Token(*answer.get(seen.len() - prompt).unwrap_or(&full_stop)))
     }
 
     /// A cell that a row at `position` can see, through its page table.
@@ -127,8 +127,8 @@ impl Model for Scripted {
         for row in batch.wanted().iter().map(|r| *r as usize) {
             let position = batch.positions()[row] as usize;
             let seen: Vec<u32> = (0..=position).map(|p| self.read(batch, row, 0, p)).collect();
-            for p in (position + 1).saturating_sub(WINDOW)..=position {
-                assert_eq!(self.read(batch, row, 1, p), seen[p], "the groups disagree about position {p}");
+            for (p, token) in seen.iter().enumerate().skip((position + 1).saturating_sub(WINDOW)) {
+                assert_eq!(self.read(batch, row, 1, p), *token, "the groups disagree about position {p}");
             }
             match (self.script)(&seen) {
                 Row::Token(token) => {
@@ -168,7 +168,7 @@ pub fn hash_row(seen: &[u32]) -> Vec<f32> {
 
 /// A model whose answer is a hash of everything before it.
 pub fn hashing() -> Box<dyn Model> {
-    Scripted::new(SMALL, |seen| Row::Logits(hash_row(seen)))
+    Scripted::model(SMALL, |seen| Row::Logits(hash_row(seen)))
 }
 
 /// The tokens that plain decoding gives for [`hash_row`], without an engine.
