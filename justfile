@@ -24,9 +24,10 @@ lint:
 advisories:
     cargo deny check advisories
 
-# The linear kernel's benchmark; writes docs/benchmark_results/linear.{md,json}
-bench:
+# Benchmarks; writes docs/benchmark_results and the tables of README.md. Wants an idle machine.
+bench: build
     MLXCEL_BENCH_WRITE="$PWD/docs/benchmark_results" cargo bench -p mlxcel-cpu --bench linear
+    python3 tools/bench_demo.py
 
 # The CPU crate's tests on AArch64 under emulation (tools/aarch64/README.md says what it needs)
 aarch64:

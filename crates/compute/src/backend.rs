@@ -3,6 +3,9 @@
 //! **Row-law promise of every verb:** the bits of an output row are a function of that row's own inputs, the weights,
 //! and, for attention, that sequence's own cached rows up to its position. The conformance suite
 //! ([`crate::conformance`]) holds each backend to it.
+//!
+//! **Damage shows:** a NaN or infinity in a row's inputs gives non-finite outputs, also where the formula would hide it (a
+//! capped logit, an expert that is not chosen, a rounded activation), so that a broken weight is found at the first logits.
 
 use crate::{Batch, HostWeight};
 
@@ -165,7 +168,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `x = activation(x) * y[:, column..column + width(x)]`.
     fn activate_mul(&self, x: &mut Self::Buffer, act: Activation, y: &Self::Buffer, column: usize);
 
-    /// `x = cap * tanh(x / cap)`.
+    /// `x = cap * tanh(x / cap)`; not finite where `x` is not.
     fn softcap(&self, x: &mut Self::Buffer, cap: f32);
 
     /// Rotates each head of `x` in rotate-half form: pair `(i, i + head_dim/2)` by `position * frequencies[i]`.
@@ -189,7 +192,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
         out: &mut Self::Buffer,
     );
 
-    /// Mixture of experts: softmax over `router` `[rows, experts]`, the `top_k` largest (ties to the lower index),
-    /// renormalised, times `scale`; each expert a gated MLP of `x`; a row's experts summed in rank order.
+    /// Mixture of experts: the `top_k` largest logits of `router` `[rows, experts]` (ties to the lower index), a softmax over
+    /// those (the same as over all, renormalised), times `scale`; each expert a gated MLP of `x`; a row's experts summed in
+    /// rank order. A row of `router` with a non-finite logit gives a non-finite row.
     fn moe(&self, router: &Self::Buffer, x: &Self::Buffer, experts: &Experts<'_, Self>, out: &mut Self::Buffer);
 }

@@ -148,9 +148,17 @@ pub fn int8_dot(w: CodeRow<'_>, x: &[i8], x_scales: &[f32]) -> f32 {
     tree(lanes)
 }
 
-/// RMS norm of a row or head: `x * (1 / sqrt(mean(x^2) + eps)) * weight`, the squares summed as [`dot`] does.
+/// Factor of an RMS norm from the sum of squares: `1 / sqrt(mean + eps)`, NaN when the sum overflowed: the row would
+/// silently become zeros.
+#[inline(always)]
+pub fn inverse_rms(squares: f32, count: usize, eps: f32) -> f32 {
+    let mean = squares / count as f32;
+    1.0 / (mean + eps).sqrt() + mean * 0.0
+}
+
+/// RMS norm of a row or head: `x * inverse_rms * weight`, the squares summed as [`dot`] does.
 pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, eps: f32) -> Vec<f32> {
-    let factor = 1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt();
+    let factor = inverse_rms(dot(x, x), x.len(), eps);
     x.iter().enumerate().map(|(i, v)| weight.map_or(v * factor, |w| v * factor * w[i])).collect()
 }
 

@@ -140,7 +140,7 @@ fn markdown(rows: &[Row], machine: &str) -> String {
         "# Quantised linear on the CPU\n\nWritten by `MLXCEL_BENCH_WRITE=docs/benchmark_results cargo bench -p mlxcel-cpu --bench linear`; \
          version {}, {machine}.\n4-bit affine weights, groups of 64, bf16 scales; int8 activations, quantisation of the \
          rows included. Medians of {ROUNDS} rounds in which\nall widths take turns; in brackets the fastest and slowest round \
-         of width 1. Read bandwidth is the best of 5 passes over {} MB in the same process.\n\n\
+         of width 1. Read bandwidth is the best of 5 passes over {} MB in the same process.\nA share above 100 % means that the weights lie in the cache.\n\n\
          | outputs x inputs | threads | read GB/s | width 1: us | packed GB/s | share of read |",
         env!("CARGO_PKG_VERSION"),
         READ >> 20

@@ -38,7 +38,7 @@ fn inverse_rms<L: Lanes>(x: &[f32], eps: f32) -> f32 {
         let v = sixteen::<L>(x, at);
         acc = v.fma(v, acc);
     }
-    1.0 / (acc.sum() / x.len() as f32 + eps).sqrt()
+    mlxcel_compute::order::inverse_rms(acc.sum(), x.len(), eps)
 }
 
 /// RMS norm of one head or row into another buffer.

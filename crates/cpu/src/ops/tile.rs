@@ -270,7 +270,7 @@ pub fn tile<L: Lanes, D: Decode, S: Scales, const GROUP: usize, const M: usize, 
     let ahead = 2 * R * w.row_bytes;
     for block in 0..whole {
         for r in 0..R {
-            L::prefetch(codes[r].start.wrapping_add(ahead + block * D::BYTES));
+            L::prefetch(codes[0].start.wrapping_add(ahead + (block * R + r) * D::BYTES));
             // SAFETY: block < row_bytes / BYTES, and the scales of a row cover all its whole blocks (asserted above).
             let (bytes, groups) =
                 unsafe { (codes[r].get(block * D::BYTES, D::BYTES), scales[r].get(first(block), step)) };
