@@ -1,4 +1,4 @@
-//! Model families over a [`Backend`](mlxcel_compute::Backend), and the registry that finds the right one.
+//! Model families over a [`Backend`], and the registry that finds the right one.
 //!
 //! The engine sees [`Model`]: a batch goes in, the wanted rows' logits come out. Which device computed them is decided
 //! once, when the registry builds the model.
