@@ -97,6 +97,7 @@ impl AffineRows {
             experts,
             outputs: rows / experts,
             inputs: self.inputs,
+            stride: rows / experts,
             format: WeightFormat::Quant(QuantFormat::Affine { bits: self.bits, group: self.group }, dtype),
             data: self.words.iter().flat_map(|word| word.to_le_bytes()).collect(),
             scales: encode_floats(&self.scales, dtype),

@@ -96,7 +96,7 @@ impl<'a> Weights<'a> {
     }
 
     /// Gate and up matrices, each `[experts, outputs, inputs]`, out of the fused `[experts, 2 * outputs, inputs]` of
-    /// transformers' files (gate first). Copies: one expert's gate rows do not lie beside the next expert's.
+    /// transformers' files (gate first): two views of the same bytes.
     pub fn fused_experts(
         &self,
         name: &str,
@@ -105,26 +105,35 @@ impl<'a> Weights<'a> {
         inputs: usize,
     ) -> Result<(HostWeight, HostWeight)> {
         let fused = self.matrix(name, &[experts, outputs.saturating_mul(2), inputs])?;
-        let half = |which: usize| HostWeight {
-            name: format!("{}.{}", fused.name, ["gate", "up"][which]),
-            outputs,
-            data: every_second(&fused.data, experts, which),
-            scales: every_second(&fused.scales, experts, which),
-            biases: every_second(&fused.biases, experts, which),
-            ..fused.clone()
+        let rows = fused.rows() - outputs;
+        let half = |which: usize| {
+            let part = |bytes: &Bytes, row: usize| bytes.slice(which * outputs * row..(which * outputs + rows) * row);
+            let scale_row = fused.scale_row_bytes();
+            HostWeight {
+                name: format!("{}.{}", fused.name, ["gate", "up"][which]),
+                outputs,
+                data: part(&fused.data, fused.row_bytes()),
+                scales: if fused.scales.is_empty() { Bytes::new() } else { part(&fused.scales, scale_row) },
+                biases: if fused.biases.is_empty() { Bytes::new() } else { part(&fused.biases, scale_row) },
+                ..fused.clone()
+            }
         };
         Ok((half(0), half(1)))
     }
 
-    /// The output matrix of an untied model, when the file has one.
-    pub fn lm_head(&self, outputs: usize, inputs: usize) -> Result<Option<HostWeight>> {
+    /// The output matrix of an untied model, wherever the file keeps it.
+    pub fn lm_head(&self, outputs: usize, inputs: usize) -> Result<HostWeight> {
         for prefix in ["", "language_model.", "model.language_model."] {
             let root = self.at(prefix);
             if root.has("lm_head.weight") {
-                return root.linear("lm_head", outputs, inputs).map(Some);
+                return root.linear("lm_head", outputs, inputs);
             }
         }
-        Ok(None)
+        Err(CheckpointError::MissingTensor {
+            dir: self.checkpoint.dir().into(),
+            tensor: "lm_head.weight".into(),
+            note: ": tie_word_embeddings is false, so the output matrix must be in the file".into(),
+        })
     }
 
     /// A float vector by the tensor's whole name (`input_layernorm.weight`, `router.scale`), as f32.
@@ -190,6 +199,7 @@ impl<'a> Weights<'a> {
             experts: if rows.len() == 2 { rows[0] } else { 1 },
             outputs: rows[rows.len() - 1],
             inputs,
+            stride: rows[rows.len() - 1],
             format,
             data: weight.data,
             scales,
@@ -235,17 +245,6 @@ impl<'a> Weights<'a> {
         }
         weight.expect_dtype(&FLOATS)
     }
-}
-
-/// The first (`which` 0) or second half of each of `experts` equal pieces, copied.
-fn every_second(bytes: &Bytes, experts: usize, which: usize) -> Bytes {
-    let half = bytes.len() / (2 * experts.max(1));
-    let mut out = Vec::with_capacity(bytes.len() / 2);
-    for expert in 0..experts {
-        let start = (2 * expert + which) * half;
-        out.extend_from_slice(&bytes[start..start + half]);
-    }
-    out.into()
 }
 
 fn chunks<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {

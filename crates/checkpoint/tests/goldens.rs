@@ -110,7 +110,7 @@ fn all_rows(weight: &HostWeight) -> Vec<f32> {
 
 /// What `HostWeight` promises of its byte ranges.
 fn check_lengths(weight: &HostWeight) {
-    let rows = weight.experts * weight.outputs;
+    let rows = weight.rows();
     assert_eq!(weight.data.len(), rows * weight.row_bytes(), "{}", weight.name);
     let (scales, biases) = match weight.format {
         WeightFormat::Float(_) => (0, 0),

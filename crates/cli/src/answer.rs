@@ -26,6 +26,8 @@ pub struct Answer {
 /// What the engine refuses before it starts.
 pub fn stream(engine: &mut Engine, request: Request, out: &mut dyn Write, quiet: bool) -> Result<Answer, RequestError> {
     interrupt::listen();
+    // A Ctrl-C that came too late for the last answer is not meant for this one.
+    let _ = interrupt::taken();
     let id = engine.submit(request)?;
     let bar = prefill_bar(quiet);
     let mut answer = Answer {

@@ -128,7 +128,7 @@ pub struct LimitArgs {
     #[arg(short = 'n', long = "max-tokens", aliases = ["predict", "n-predict"], value_name = "N",
         default_value_t = 512, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub max_tokens: i64,
-    /// Most positions of a conversation [default: what is needed, up to the model's limit]
+    /// Most positions of prompt and answer [default: generate: what is needed; run: 8192; at most the model's limit]
     #[arg(short, long, value_name = "N")]
     pub ctx_size: Option<usize>,
     /// End the answer before this text (repeatable)

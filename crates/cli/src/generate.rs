@@ -29,7 +29,7 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
         messages.push(message("user", &text));
         encode_chat(&template, &tokenizer, &messages)?
     };
-    let sampling = opened.sampling(&args.sampling, args.logprobs)?;
+    let sampling = opened.sampling(&args.sampling, args.logprobs, model.info().vocab_size)?;
     let seed = (sampling.temperature > 0.0).then_some(sampling.seed);
 
     let limit = model.info().context_length;

@@ -1,9 +1,12 @@
 //! `mlxcel inspect`: what a checkpoint is and what it needs.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use mlxcel_engine::EngineOptions;
+use mlxcel_engine::cache::pages::pages_needed;
 use mlxcel_model::Model;
 use serde_json::{Value, json};
 
@@ -28,24 +31,27 @@ pub fn run(args: &InspectArgs, environment: &Environment) -> Result<ExitCode> {
     let model = opened.model(&args.model, args.model.cpu_precision)?;
     let kv = kv_need(&*model);
     let memory = available_memory();
+    // A reader that went away (head, a pager) is no error.
+    let mut out = std::io::stdout();
     if args.json {
-        println!("{:#}", to_json(&*model, &kv, memory));
+        let _ = writeln!(out, "{:#}", to_json(&*model, &kv, memory));
     } else {
-        print!("{}", to_text(&*model, &kv, memory));
+        let _ = write!(out, "{}", to_text(&*model, &kv, memory));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn kv_need(model: &dyn Model) -> KvNeed {
     let mut need = KvNeed { per_token: 0, windows: 0, window_tokens: 0 };
+    let (limit, step) = (model.info().context_length, EngineOptions::default().step_rows);
+    let pages = pages_needed(model.kv_layout(), model.page_len(), 1, limit, step);
     for (g, group) in model.kv_layout().iter().enumerate() {
         let page = model.kv_page_bytes(g) as u64;
         match group.window {
             None => need.per_token += page / model.page_len() as u64,
             Some(window) => {
                 need.window_tokens = window;
-                // Besides the window itself: the page being filled and the one being left.
-                need.windows += page * (window.div_ceil(model.page_len()) as u64 + 2);
+                need.windows += page * pages[g] as u64;
             }
         }
     }
@@ -95,7 +101,7 @@ fn to_text(model: &dyn Model, kv: &KvNeed, memory: Option<u64>) -> String {
             _ if memory.is_none() => format!("the weights need {}", bytes(info.weight_bytes())),
             Some(n) if n as usize >= info.context_length => "holds the weights and the whole context".into(),
             Some(n) if n >= 1 => format!("holds the weights and a context of {} tokens (-c {n})", thousands(n)),
-            _ => format!("does NOT hold the weights ({})", bytes(info.weight_bytes())),
+            _ => format!("does NOT hold the weights and the windows ({})", bytes(info.weight_bytes() + kv.windows)),
         },
     );
     let width = info.modules.iter().map(|m| m.pattern.len()).max().unwrap_or(6);

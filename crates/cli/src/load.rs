@@ -96,16 +96,19 @@ impl Opened {
     /// Sampling parameters: what was typed, else generation_config.json, else greedy.
     ///
     /// # Errors
-    /// A broken generation_config.json.
-    pub fn sampling(&self, args: &SamplingArgs, logprobs: Option<usize>) -> Result<SamplingParams> {
+    /// A broken generation_config.json; a parameter out of range.
+    pub fn sampling(&self, args: &SamplingArgs, logprobs: Option<usize>, vocab: usize) -> Result<SamplingParams> {
         let file = GenerationDefaults::from_checkpoint(&self.checkpoint)?;
         let greedy = SamplingParams::default();
         // Without do_sample the file's temperature is not in force.
         let sample = file.do_sample.unwrap_or(file.temperature.is_some());
-        let temperature = args.temperature.or(file.temperature.filter(|_| sample)).unwrap_or(greedy.temperature);
+        let from_file = sample.then(|| file.temperature.unwrap_or(1.0));
+        let temperature = args.temperature.or(from_file).unwrap_or(greedy.temperature);
         let mut logit_bias = args.logit_bias.clone();
-        logit_bias.extend(file.suppress_tokens.iter().map(|id| (*id, -100.0)));
-        Ok(SamplingParams {
+        // Some files suppress ids of other sizes of the family: those beyond the vocabulary cannot occur anyway.
+        let suppressed = file.suppress_tokens.iter().filter(|id| (**id as usize) < vocab);
+        logit_bias.extend(suppressed.map(|id| (*id, -100.0)));
+        let params = SamplingParams {
             temperature,
             top_k: args.top_k.or(file.top_k.map(|k| k as usize)).unwrap_or(greedy.top_k),
             top_p: args.top_p.or(file.top_p).unwrap_or(greedy.top_p),
@@ -116,7 +119,9 @@ impl Opened {
             logit_bias,
             seed: args.seed.unwrap_or_else(random_seed),
             logprobs,
-        })
+        };
+        params.validate(vocab).context("sampling (flags, and generation_config.json for what they leave open)")?;
+        Ok(params)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `mlxcel perplexity`: how well a model predicts a text, and what int8 activations cost.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -68,15 +68,20 @@ pub fn run(args: &PerplexityArgs, environment: &Environment) -> Result<ExitCode>
                 })
             })
             .collect();
-        println!("{:#}", json!({ "file": args.text.display().to_string(), "results": rows, "int8_over_f32": ratio }));
+        let _ = writeln!(
+            std::io::stdout(),
+            "{:#}",
+            json!({ "file": args.text.display().to_string(), "results": rows, "int8_over_f32": ratio })
+        );
     } else if let Some(ratio) = ratio {
-        println!("int8 over f32: {ratio:.5} ({:+.3} %)", (ratio - 1.0) * 100.0);
+        let _ = writeln!(std::io::stdout(), "int8 over f32: {ratio:.5} ({:+.3} %)", (ratio - 1.0) * 100.0);
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn print_line(backend: &str, p: &Perplexity, context: usize, seconds: f64) {
-    println!(
+    let _ = writeln!(
+        std::io::stdout(),
         "{backend}: perplexity {:.4} ({:.5} nats a token) over {} tokens, windows of {context}, {:.1} s",
         p.value(),
         p.nll,

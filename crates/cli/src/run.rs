@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use mlxcel_engine::{Engine, EngineOptions, FinishReason, Request};
 use rustyline::error::ReadlineError;
 use serde_json::Value;
@@ -20,6 +20,11 @@ const HELP: &str = "\
 /exit    leave (or Ctrl-D)
 Ctrl-C stops an answer.";
 
+/// Nobody reads the answers any more.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output was closed")]
+struct BrokenPipe;
+
 /// Contexts beyond this must be asked for: the cache of a long one may not fit.
 const DEFAULT_CONTEXT: usize = 8192;
 
@@ -32,11 +37,12 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
     let model = opened.model(&args.model, args.model.cpu_precision)?;
     let tokenizer = opened.tokenizer(&*model)?;
     let template = opened.template(args.chat_template_file.as_deref())?;
-    let sampling = opened.sampling(&args.sampling, None)?;
+    let sampling = opened.sampling(&args.sampling, None, model.info().vocab_size)?;
     let context = args.limits.ctx_size.unwrap_or(model.info().context_length.min(DEFAULT_CONTEXT));
     let tty = std::io::stdin().is_terminal();
     if tty {
-        eprintln!("{} on {}, context {context}. /help lists the commands.", model.info().name, model.backend());
+        let seed = if sampling.temperature > 0.0 { format!(", seed {}", sampling.seed) } else { String::new() };
+        eprintln!("{} on {}, context {context}{seed}. /help lists the commands.", model.info().name, model.backend());
     }
     let options = EngineOptions { context: Some(context), ..EngineOptions::default() };
     let mut engine = Engine::new(model, tokenizer, options)?;
@@ -70,6 +76,7 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
             }
             "/stats" => {
                 show_stats = !show_stats;
+                eprintln!("(speeds {})", if show_stats { "shown" } else { "hidden" });
                 continue;
             }
             _ if line.starts_with('/') && !line.contains(char::is_whitespace) => {
@@ -85,7 +92,10 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
         sampling.seed = sampling.seed.wrapping_add(turn);
         turn += 1;
         match answer(&mut engine, &template, &messages, args, sampling, show_stats) {
-            Ok(text) => messages.push(message("assistant", &text)),
+            Ok(Some(text)) => messages.push(message("assistant", &text)),
+            // Stopped before the first word: as if it had not been asked.
+            Ok(None) => drop(messages.pop()),
+            Err(error) if error.is::<BrokenPipe>() => return Ok(ExitCode::SUCCESS),
             Err(error) => {
                 messages.pop();
                 eprintln!("error: {error:#}");
@@ -101,15 +111,8 @@ fn answer(
     args: &RunArgs,
     sampling: mlxcel_engine::sample::SamplingParams,
     show_stats: bool,
-) -> Result<String> {
+) -> Result<Option<String>> {
     let prompt = encode_chat(template, engine.tokenizer(), messages)?;
-    if prompt.len() >= engine.context() {
-        bail!(
-            "the conversation has {} tokens and the context {}; /reset starts a new one, -c N makes room",
-            prompt.len(),
-            engine.context()
-        );
-    }
     let request = Request {
         prompt,
         sampling,
@@ -118,14 +121,16 @@ fn answer(
         ignore_eos: args.limits.ignore_eos,
         ..Request::default()
     };
-    let answer = stream(engine, request, &mut std::io::stdout(), false)?;
-    println!();
-    let _ = std::io::stdout().flush();
+    let mut out = std::io::stdout();
+    let answer = stream(engine, request, &mut out, false).context("/reset starts a new conversation")?;
+    if answer.broken_pipe || writeln!(out).and_then(|()| out.flush()).is_err() {
+        return Err(BrokenPipe.into());
+    }
     if let FinishReason::Error(message) = answer.end.reason {
         bail!("{message}");
     }
     if show_stats {
         eprintln!("[{}]", summary(&answer.end, None));
     }
-    Ok(answer.text)
+    Ok(Some(answer.text).filter(|text| !text.is_empty() || answer.end.reason != FinishReason::Cancelled))
 }

@@ -248,6 +248,79 @@ fn a_nan_in_the_weights_names_its_layer() {
 }
 
 #[test]
+fn damage_in_an_early_chunk_is_found_there() {
+    // The embedding row of BOS: only the first of the prompt's chunks has it.
+    let dir = copy();
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    let names: Value = serde_json::from_slice(&bytes[8..8 + header]).expect("header");
+    let at = names["language_model.model.embed_tokens.scales"]["data_offsets"][0].as_u64().expect("offset");
+    let at = 8 + header + at as usize + 2 * (2 * 384 / 64);
+    bytes[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    std::fs::write(&path, bytes).expect("write");
+    let long = "word ".repeat(900);
+    let message = fails(
+        &["generate", "-m", dir.path().to_str().expect("path"), "--raw", "-p", &long],
+        &["not finite", "position 511", "come from embed"],
+    );
+    assert!(!message.contains("layer"), "{message}");
+}
+
+#[test]
+fn an_untied_model_needs_its_head() {
+    let dir = copy();
+    edit(dir.path(), "config.json", |v| v["text_config"]["tie_word_embeddings"] = false.into());
+    refuses(&dir, &["lm_head.weight", "tie_word_embeddings"]);
+}
+
+#[test]
+fn generation_config_decides_between_sampling_and_greedy() {
+    let seed = |change: fn(&mut Value)| {
+        let dir = copy();
+        edit(dir.path(), "generation_config.json", change);
+        let out = ok(&["generate", "-m", dir.path().to_str().expect("path"), "-p", "Hello", "-n", "2", "--json"]);
+        serde_json::from_str::<Value>(&out).expect("JSON")["seed"].clone()
+    };
+    assert!(
+        seed(|v| drop(v.as_object_mut().expect("object").remove("temperature"))).is_u64(),
+        "temperature 1 by default"
+    );
+    assert!(seed(|v| v["do_sample"] = false.into()).is_null(), "greedy");
+    let dir = copy();
+    edit(dir.path(), "generation_config.json", |v| v["top_p"] = 0.into());
+    refuses(&dir, &["generation_config.json", "top_p"]);
+    // Ids of a larger vocabulary cannot occur: suppressing them is no error.
+    assert!(seed(|v| v["suppress_tokens"] = serde_json::json!([258_883])).is_u64());
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    use std::io::Write;
+    let model = demo();
+    let model = model.to_str().expect("path");
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perplexity.txt");
+    for args in [
+        &["inspect", "-m", model][..],
+        &["generate", "-m", model, "-p", "Tell me a story."],
+        &["run", "-m", model],
+        &["perplexity", text.to_str().expect("path"), "-m", model],
+    ] {
+        let mut child = mlxcel(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        drop(child.stdout.take());
+        let _ = child.stdin.take().expect("stdin").write_all(b"Hello\nTell me a story.\n");
+        let out = child.wait_with_output().expect("wait");
+        let message = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && !message.contains("panicked"), "{args:?}: {message}");
+    }
+}
+
+#[test]
 fn the_chat_keeps_going_after_errors_and_forgets_on_reset() {
     use std::io::Write;
     let model = demo();
@@ -270,7 +343,12 @@ fn the_chat_keeps_going_after_errors_and_forgets_on_reset() {
     let answers: Vec<&str> = said.lines().filter(|l| !l.is_empty()).collect();
     assert_eq!(answers.len(), 2, "{said}");
     assert_eq!(answers[0], answers[1], "after /reset the same question has the same answer");
-    assert!(log.contains("/nonsense: no such command") && log.contains("/reset starts a new one"), "{log}");
+    assert!(
+        log.contains("/nonsense: no such command")
+            && log.contains("/reset starts a new conversation")
+            && log.contains("tokens found"),
+        "{log}"
+    );
 }
 
 #[test]

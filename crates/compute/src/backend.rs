@@ -110,6 +110,11 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Name for reports: device, precision, instruction set, threads.
     fn describe(&self) -> String;
 
+    /// Widest block whose rows keep the law; `None` = every width. Anything else fails the conformance suite.
+    fn max_exact_width(&self) -> Option<usize> {
+        None
+    }
+
     /// Positions of one KV page, a divisor of the attention key block.
     fn page_len(&self) -> usize;
 

@@ -67,7 +67,8 @@ impl Batch {
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
         match wanted {
             Wanted::None => {}
-            Wanted::Last => self.wanted.extend((first_row + tokens.len()).checked_sub(1).map(|r| r as u32)),
+            Wanted::Last if tokens.is_empty() => {}
+            Wanted::Last => self.wanted.push((first_row + tokens.len() - 1) as u32),
             Wanted::All => self.wanted.extend((first_row..first_row + tokens.len()).map(|r| r as u32)),
         }
         self.tables.push(tables.iter().map(|t| t.to_vec()).collect());

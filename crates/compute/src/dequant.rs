@@ -32,7 +32,7 @@ pub fn dequantize_element(weight: &HostWeight, expert: usize, row: usize, column
 fn row_index(weight: &HostWeight, expert: usize, row: usize) -> usize {
     assert!(expert < weight.experts, "{}: expert {expert} of {}", weight.name, weight.experts);
     assert!(row < weight.outputs, "{}: row {row} of {}", weight.name, weight.outputs);
-    expert * weight.outputs + row
+    expert * weight.stride + row
 }
 
 fn element(weight: &HostWeight, row: usize, column: usize) -> f32 {

@@ -140,7 +140,7 @@ impl std::fmt::Display for WeightFormat {
 /// A matrix `[experts, outputs, inputs]` as it lies in the file; `experts` is 1 for an ordinary linear.
 ///
 /// The three byte ranges are reference-counted slices and may be unaligned. Whoever builds one guarantees the lengths:
-/// `data` holds `experts * outputs` rows of `inputs * bits / 8` bytes, `scales` and `biases` one element a group.
+/// `data` holds [`HostWeight::rows`] rows of `inputs * bits / 8` bytes, `scales` and `biases` one element a group.
 #[derive(Clone, Debug)]
 pub struct HostWeight {
     /// Checkpoint name of the module, for messages.
@@ -151,6 +151,8 @@ pub struct HostWeight {
     pub outputs: usize,
     /// Columns of one matrix.
     pub inputs: usize,
+    /// Rows from the start of one matrix of a stack to the next: `outputs`, or more when another matrix lies between.
+    pub stride: usize,
     /// How the bytes are read.
     pub format: WeightFormat,
     /// Codes or floats.
@@ -162,9 +164,23 @@ pub struct HostWeight {
 }
 
 impl HostWeight {
+    /// Stored rows from the first of the first matrix to the last of the last.
+    pub fn rows(&self) -> usize {
+        (self.experts - 1) * self.stride + self.outputs
+    }
+
     /// Bytes that a pass over the whole weight reads.
     pub fn byte_len(&self) -> usize {
-        self.data.len() + self.scales.len() + self.biases.len()
+        let scales = if self.biases.is_empty() { 1 } else { 2 } * self.scale_row_bytes();
+        self.experts * self.outputs * (self.row_bytes() + scales)
+    }
+
+    /// Bytes of one row of `scales`, and of `biases` where there are some.
+    pub fn scale_row_bytes(&self) -> usize {
+        match self.format {
+            WeightFormat::Float(_) => 0,
+            WeightFormat::Quant(format, scale_type) => self.inputs / format.group() * scale_type.size(),
+        }
     }
 
     /// Bytes of one row of `data`.

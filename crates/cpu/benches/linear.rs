@@ -32,6 +32,7 @@ fn weight(backend: &CpuBackend, outputs: usize, inputs: usize) -> (CpuWeight, us
         experts: 1,
         outputs,
         inputs,
+        stride: outputs,
         format: WeightFormat::Quant(QuantFormat::Affine { bits: 4, group: 64 }, DType::Bf16),
         data: bytes(outputs * inputs / 2, 7),
         scales: bf16(groups, 0.01),

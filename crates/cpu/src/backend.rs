@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mlxcel_compute::{
     Activation, Attend, Backend, Batch, ComputeError, DType, Experts, HostWeight, KvGroup, KvSlot, QuantFormat,
-    WeightFormat,
+    WeightFormat, order,
 };
 
 use crate::arch::{Isa, Kernel};
@@ -114,10 +114,15 @@ impl Backend for CpuBackend {
     }
 
     fn load_weight(&self, weight: HostWeight) -> Result<CpuWeight, ComputeError> {
-        let rows = weight.experts * weight.outputs;
+        let rows = weight.rows();
         if weight.data.len() != rows * weight.row_bytes() {
             let found = weight.data.len();
             return Err(unsupported(&weight, format!("{} bytes expected, {found} found", rows * weight.row_bytes())));
+        }
+        let scales = rows * weight.scale_row_bytes();
+        if weight.scales.len() != scales || (!weight.biases.is_empty() && weight.biases.len() != scales) {
+            let found = weight.scales.len();
+            return Err(unsupported(&weight, format!("{scales} bytes of scales expected, {found} found")));
         }
         match weight.format {
             WeightFormat::Float(DType::F32 | DType::Bf16 | DType::F16) => {}
@@ -259,7 +264,7 @@ impl Backend for CpuBackend {
 
     fn moe(&self, router: &CpuBuffer, x: &CpuBuffer, experts: &Experts<'_, Self>, out: &mut CpuBuffer) {
         let routes: Vec<moe::Route> =
-            (0..x.rows()).map(|r| moe::route(router.row(r), experts.scale, experts.top_k)).collect();
+            (0..x.rows()).map(|r| order::route(router.row(r), experts.scale, experts.top_k)).collect();
         let weights = moe::Weights { gate: experts.gate, up: experts.up, down: experts.down };
         moe::apply(self, &routes, x, &weights, experts.activation, out);
     }

@@ -61,7 +61,11 @@ fn reserve<T: Clone + Default>(len: usize, needed: usize) -> Result<Vec<T>, Comp
 impl CpuKv {
     /// Reserves the pages.
     pub fn new(layout: &[KvGroup], pages: &[usize], precision: Precision) -> Result<Self, ComputeError> {
-        let needed = layout.iter().zip(pages).map(|(g, p)| page_bytes(g, precision).saturating_mul(*p)).sum();
+        let needed = layout
+            .iter()
+            .zip(pages)
+            .map(|(g, p)| page_bytes(g, precision).saturating_mul(*p))
+            .fold(0, usize::saturating_add);
         let mut groups = Vec::new();
         for (group, pages) in layout.iter().zip(pages) {
             let mut offset = 0;

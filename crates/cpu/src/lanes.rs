@@ -25,8 +25,6 @@ pub trait Lanes: Copy {
     fn load_f16(v: &[u8; 32]) -> Self;
     /// Lanes in order.
     fn store(self, out: &mut [f32; 16]);
-    /// Rounded to nearest even as bf16; NaN stays NaN.
-    fn store_bf16(self, out: &mut [u16; 16]);
     /// Rounded to nearest even and cast to i8; lanes are within -128..=127 or the result is arbitrary.
     fn store_i8(self, out: &mut [i8; 16]);
     /// `self + b`.

@@ -4,6 +4,8 @@
 //! matters to the bits. Workers spin for a while after a job, because the next operation of a forward pass comes within
 //! microseconds, then park.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, Thread};
@@ -16,6 +18,12 @@ const POLITE: usize = 2_000;
 pub const MAX_CHUNKS: usize = (1 << 20) - 1;
 
 type Work = dyn Fn(usize) + Sync;
+
+thread_local! {
+    /// True while this thread runs a chunk: a job started from inside one runs where it is, since the others may all be
+    /// waiting for it.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
 
 /// The job and its progress. `claim` packs (generation 24 bits, chunks 20, next 20): one compare-exchange both proves
 /// that the job still runs and takes a chunk of it, so a worker that overslept can never touch a finished job.
@@ -76,11 +84,16 @@ impl Shared {
 /// Counts a chunk as done even when the work panics, so that nobody waits for ever.
 struct Done<'a>(&'a Shared);
 
+impl<'a> Done<'a> {
+    fn when_dropped(shared: &'a Shared) -> Self {
+        INSIDE.set(true);
+        Done(shared)
+    }
+}
+
 impl Drop for Done<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.panicked.store(true, Ordering::Relaxed);
-        }
+        INSIDE.set(false);
         self.0.done.fetch_add(1, Ordering::Release);
     }
 }
@@ -93,12 +106,16 @@ fn worker(shared: &Shared, parked: &AtomicBool) {
             let job = shared.job.lock().map(|j| *j).unwrap_or_else(|e| *e.into_inner());
             let mut chunk = Some(chunk);
             while let Some(c) = chunk {
-                let _done = Done(shared);
+                let _done = Done::when_dropped(shared);
                 if let Some(Job(work)) = job {
                     // SAFETY: chunk `c` of the live job is claimed and not done, so `run` has not returned and the
                     // closure lives. A later chunk of the same burst belongs to the same job: `run` cannot return and
                     // start another while this chunk is not done, and `take` is called before `_done` drops.
-                    unsafe { (*work)(c) };
+                    let run = || unsafe { (*work)(c) };
+                    // The thread outlives a panic; the caller hears of it.
+                    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                        shared.panicked.store(true, Ordering::Relaxed);
+                    }
                 }
                 chunk = shared.take();
             }
@@ -180,12 +197,12 @@ impl Pool {
         self.handles.len() + 1
     }
 
-    /// Calls `work(0..chunks)`, each chunk once, and returns when all are done.
+    /// Calls `work(0..chunks)`, each chunk once, and returns when all are done. Inside a chunk it runs on that thread alone.
     ///
     /// # Panics
     /// When a chunk panicked, or `chunks` exceeds [`MAX_CHUNKS`].
     pub fn run(&self, chunks: usize, work: &(dyn Fn(usize) + Sync)) {
-        if chunks <= 1 || self.handles.is_empty() {
+        if chunks <= 1 || self.handles.is_empty() || INSIDE.get() {
             (0..chunks).for_each(work);
             return;
         }
@@ -196,6 +213,8 @@ impl Pool {
         let erased = Job(unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Work>(work) });
         *shared.job.lock().unwrap_or_else(|e| e.into_inner()) = Some(erased);
         shared.done.store(0, Ordering::Relaxed);
+        // From here on, whatever happens, this frame waits for the chunks that were claimed.
+        let join = Join { shared, chunks };
         let generation = (shared.claim.load(Ordering::Relaxed) >> 40) + 1;
         shared.claim.store(pack(generation & 0xff_ffff, chunks, 0), Ordering::SeqCst);
         for sleeper in &self.sleepers {
@@ -203,13 +222,11 @@ impl Pool {
                 sleeper.thread.unpark();
             }
         }
-        {
-            let _join = Join { shared, chunks };
-            while let Some(chunk) = shared.take() {
-                let _done = Done(shared);
-                work(chunk);
-            }
+        while let Some(chunk) = shared.take() {
+            let _done = Done::when_dropped(shared);
+            work(chunk);
         }
+        drop(join);
         if shared.panicked.swap(false, Ordering::Relaxed) {
             panic!("a worker thread panicked; its message is above");
         }
@@ -250,6 +267,18 @@ mod tests {
     }
 
     #[test]
+    fn a_job_inside_a_job_runs_in_place() {
+        let pool = Pool::new(2);
+        let sum = AtomicUsize::new(0);
+        pool.run(4, &|_| {
+            pool.run(4, &|c| {
+                sum.fetch_add(c, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(sum.into_inner(), 4 * 6);
+    }
+
+    #[test]
     fn wakes_after_parking() {
         let pool = Pool::new(2);
         for _ in 0..3 {
@@ -265,10 +294,18 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
         let pool = Pool::new(2);
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let result = catch_unwind(AssertUnwindSafe(|| {
             pool.run(16, &|c| assert!(c != 7, "chunk seven"));
         }));
         assert!(result.is_err());
+        // Both threads are still there: each holds one chunk until the other has come.
+        let here = AtomicUsize::new(0);
+        pool.run(2, &|_| {
+            here.fetch_add(1, Ordering::AcqRel);
+            while here.load(Ordering::Acquire) < 2 {
+                std::thread::yield_now();
+            }
+        });
         let ran = AtomicUsize::new(0);
         pool.run(16, &|_| {
             ran.fetch_add(1, Ordering::Relaxed);

@@ -250,9 +250,8 @@ impl Engine {
                 }
                 assert!(self.pool.extend(&mut sequence.pages, p.start, end), "the page pool is sized for every slot");
             }
-            let wanted = if end == sequence.history.len() { Wanted::Last } else { Wanted::None };
             let tokens = &sequence.history.tokens()[p.start..end];
-            self.batch.push(p.index, p.start, tokens, &sequence.pages.tables(), wanted);
+            self.batch.push(p.index, p.start, tokens, &sequence.pages.tables(), Wanted::Last);
         }
         if self.batch.is_empty() { Ok(Vec::new()) } else { self.model.forward(&self.batch) }
     }
@@ -271,16 +270,17 @@ impl Engine {
         ended.push(index);
     }
 
-    /// Takes a step's logits: one row for each sequence that reached its end.
+    /// Takes a step's logits: one row a span. A prompt chunk that is not the last has one too, unused, so that damage is
+    /// found in the chunk that it comes from.
     fn accept(&mut self, planned: &[Planned], logits: &[f32], events: &mut Vec<Event>, ended: &mut Vec<usize>) {
         let mut rows = logits.chunks_exact(self.model.info().vocab_size);
         for p in planned {
             let sequence = &mut self.running[p.index];
+            let row = rows.next().expect("a row for each span");
             sequence.computed = p.start + p.len;
             if sequence.computed < sequence.history.len() {
                 continue;
             }
-            let row = rows.next().expect("a row for each finished prompt or decode");
             match sequence.choose(row) {
                 Ok(sampled) => {
                     if sequence.emit(sampled, events) {

@@ -68,5 +68,9 @@ pub fn perplexity(
         done += text.len();
         progress(done, Perplexity { nll: sum / count.max(1) as f64, tokens: count });
     }
-    Ok(Perplexity { nll: sum / count.max(1) as f64, tokens: count })
+    if count == 0 {
+        let expected = "at least 2 tokens, or one after the tokenizer's BOS".into();
+        return Err(EngineError::Option { option: "text", expected, found: tokens.len().to_string() });
+    }
+    Ok(Perplexity { nll: sum / count as f64, tokens: count })
 }

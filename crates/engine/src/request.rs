@@ -37,7 +37,7 @@ pub enum RequestError {
     /// No room.
     #[error(
         "prompt: {found} tokens found, but the context holds {context} and one must be left for the answer; \
-         shorten the prompt or raise --ctx-size (the model allows {model})"
+         shorten the prompt, or raise --ctx-size if it is below the model's limit of {model}"
     )]
     ContextLength {
         /// Tokens of the prompt.

@@ -12,8 +12,8 @@ pub struct Planned {
 }
 
 /// Plans a step of about `budget` rows over sequences of (positions computed, tokens known), oldest first. Decoding
-/// sequences always get their row, so that a long prompt stalls nobody for more than one step; prompts always get at least
-/// one, so that decoding starves nobody either.
+/// sequences always get their row, so that a long prompt stalls nobody for more than one step; the first prompt always gets at
+/// least one, so that decoding starves nobody either.
 pub fn plan(sequences: &[(usize, usize)], budget: usize) -> Vec<Planned> {
     let pending = |i: usize| sequences[i].1 - sequences[i].0;
     let decoding: Vec<usize> = (0..sequences.len()).filter(|i| pending(*i) == 1).collect();

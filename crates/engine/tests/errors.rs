@@ -53,7 +53,7 @@ fn the_demo_refuses_and_goes_on() {
     let error = driver.engine.submit(greedy(vec![2, 16_384], 4)).expect_err("no such token").to_string();
     assert_eq!(error, "prompt: token ids below 16384 expected, found 16384 at index 1");
     let error = driver.engine.submit(greedy(vec![2; 2048], 4)).expect_err("no room").to_string();
-    assert!(error.ends_with("(the model allows 2048)"), "{error}");
+    assert!(error.ends_with("the model's limit of 2048"), "{error}");
     assert_eq!(driver.ask(greedy(vec![2, 421], 4)).answer, want);
 }
 

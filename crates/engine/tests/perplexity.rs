@@ -78,8 +78,14 @@ fn windows_start_afresh_and_never_grow_beyond_the_context() {
 #[test]
 fn little_to_predict() {
     let mut model = demo(Precision::F32);
-    for (tokens, bos, counted) in [(&[][..], None, 0), (&[421], None, 0), (&[421], Some(2), 1), (&[421; 3], Some(2), 3)]
-    {
+    for tokens in [&[][..], &[421]] {
+        let error = perplexity(&mut *model, tokens, None, 2, |_, _| {}).expect_err("nothing to predict").to_string();
+        assert_eq!(
+            error,
+            format!("text: at least 2 tokens, or one after the tokenizer's BOS expected, found {}", tokens.len())
+        );
+    }
+    for (tokens, bos, counted) in [(&[421][..], Some(2), 1), (&[421; 3], Some(2), 3)] {
         let result = perplexity(&mut *model, tokens, bos, 2, |_, _| {}).expect("a figure");
         assert_eq!(result.tokens, counted);
         assert!(result.nll.is_finite());

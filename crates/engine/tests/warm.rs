@@ -69,7 +69,7 @@ fn a_turn_may_take_back_part_of_the_previous_answer() {
 fn pages_that_left_the_window_are_computed_again() {
     let model = || demo(Precision::F32);
     let mut driver = warm(model(), 1, 64);
-    let long = Request { ignore_eos: true, ..greedy(story(330), 4) };
+    let long = Request { ignore_eos: true, ..greedy(story(480), 4) };
     driver.ask(long.clone());
     for shared in [100, 300] {
         let request = greedy([&story(shared)[..], &[450, 451, 452]].concat(), 8);

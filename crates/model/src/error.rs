@@ -15,7 +15,7 @@ pub enum ModelError {
     /// A logit is NaN or infinite.
     #[error(
         "{model}: the logits of position {position} are not finite; the first non-finite values come from {site}. \
-         The weights of that layer are damaged: download or convert the checkpoint again"
+         The weights read there are damaged: download or convert the checkpoint again"
     )]
     NonFinite {
         /// Directory of the checkpoint.

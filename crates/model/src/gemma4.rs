@@ -110,7 +110,7 @@ impl<B: Backend> Gemma4<B> {
         }
         let lm_head = match config.tie_word_embeddings {
             true => None,
-            false => load.lm_head(vocab, hidden)?,
+            false => Some(load.lm_head(vocab, hidden)?),
         };
         let embed_tokens = load.linear("embed_tokens", vocab, hidden)?;
         let norm = load.vector("norm.weight", hidden)?;

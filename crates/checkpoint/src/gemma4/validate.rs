@@ -32,6 +32,9 @@ impl Gemma4TextConfig {
         if let Some((key, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(fields.error(key, "at least 1"));
         }
+        if self.max_position_embeddings < 2 {
+            return Err(fields.error("max_position_embeddings", "at least 2"));
+        }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             return Err(fields.error("rms_norm_eps", "above 0 and below 1"));
         }

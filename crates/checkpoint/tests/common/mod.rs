@@ -41,7 +41,7 @@ pub fn walk(dir: &Path) -> Result<Vec<HostWeight>, CheckpointError> {
     let mut out = vec![weights.linear("embed_tokens", c.vocab_size, hidden)?];
     weights.vector("norm.weight", hidden)?;
     if !c.tie_word_embeddings {
-        out.extend(weights.lm_head(c.vocab_size, hidden)?);
+        out.push(weights.lm_head(c.vocab_size, hidden)?);
     }
     if ple > 0 {
         out.push(weights.linear("embed_tokens_per_layer", c.vocab_size_per_layer_input, layers * ple)?);

@@ -199,6 +199,10 @@ pub const OPS: [&str; 14] = [
 /// # Errors
 /// The first violation found.
 pub fn check_all<B: Backend>(b: &B, options: &Options) -> Result<Report, Violation> {
+    if let Some(width) = b.max_exact_width() {
+        let what = format!("the backend itself promises the row law only up to width {width}");
+        return Err(Violation { op: "max_exact_width".into(), what });
+    }
     let checks = [
         check_gather,
         check_add,

@@ -37,6 +37,7 @@ pub fn random_weight(rng: &mut Rng, format: WeightFormat, shape: Shape, offset: 
         experts: shape.experts,
         outputs: shape.outputs,
         inputs: shape.inputs,
+        stride: shape.outputs,
         format,
         data: at_offset(&data, offset),
         scales: at_offset(&scales, offset),

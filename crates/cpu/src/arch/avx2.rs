@@ -43,19 +43,6 @@ pub(super) fn sum8(v: __m256) -> f32 {
 }
 
 #[inline(always)]
-fn bf16_half(v: __m256) -> __m128i {
-    isa!({
-        let bits = _mm256_castps_si256(v);
-        let odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-        let rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-        let nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-        let fixed = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
-        let packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(fixed, fixed), 0b1000);
-        _mm256_castsi256_si128(packed)
-    })
-}
-
-#[inline(always)]
 fn bf16_wide(v: *const u8) -> __m256 {
     isa!(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(v.cast())), 16)))
 }
@@ -96,14 +83,6 @@ impl Lanes for Avx2 {
         isa!({
             _mm256_storeu_ps(out.as_mut_ptr(), self.0);
             _mm256_storeu_ps(out.as_mut_ptr().add(8), self.1);
-        })
-    }
-
-    #[inline(always)]
-    fn store_bf16(self, out: &mut [u16; 16]) {
-        isa!({
-            _mm_storeu_si128(out.as_mut_ptr().cast(), bf16_half(self.0));
-            _mm_storeu_si128(out.as_mut_ptr().add(8).cast(), bf16_half(self.1));
         })
     }
 

@@ -63,19 +63,6 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn store_bf16(self, out: &mut [u16; 16]) {
-        isa!({
-            // Not the BF16 instruction: it flushes subnormals.
-            let bits = _mm512_castps_si512(self.0);
-            let odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-            let sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            let nan = _mm512_cmp_ps_mask(self.0, self.0, _CMP_UNORD_Q);
-            let fixed = _mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), nan, _mm512_set1_epi32(0x7fc0));
-            _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(fixed));
-        })
-    }
-
-    #[inline(always)]
     fn store_i8(self, out: &mut [i8; 16]) {
         isa!(_mm_storeu_si128(out.as_mut_ptr().cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(self.0))))
     }

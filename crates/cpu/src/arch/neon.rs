@@ -81,15 +81,6 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn store_bf16(self, out: &mut [u16; 16]) {
-        let mut lanes = [0.0f32; 16];
-        self.store(&mut lanes);
-        for (o, v) in out.iter_mut().zip(lanes.iter()) {
-            *o = super::bf16_bits(*v);
-        }
-    }
-
-    #[inline(always)]
     fn store_i8(self, out: &mut [i8; 16]) {
         isa!({
             let words = [

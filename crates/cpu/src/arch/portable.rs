@@ -49,11 +49,6 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn store_bf16(self, out: &mut [u16; 16]) {
-        *out = self.0.map(bf16_bits);
-    }
-
-    #[inline(always)]
     fn store_i8(self, out: &mut [i8; 16]) {
         *out = self.0.map(|v| v.round_ties_even() as i8);
     }

@@ -186,9 +186,8 @@ fn matmul(isa: Isa, precision: Precision, job: &Job<'_>, w: &HostWeight, from: u
     let scale_bytes = groups * scale_type.size();
     let rows = w.outputs;
     let row_bytes = w.row_bytes();
-    let part = |bytes: &'_ [u8], row: usize| -> std::ops::Range<usize> {
-        if bytes.is_empty() { 0..0 } else { job.expert * rows * row..(job.expert + 1) * rows * row }
-    };
+    let first = job.expert * w.stride;
+    let part = |bytes: &[u8], row: usize| if bytes.is_empty() { 0..0 } else { first * row..(first + rows) * row };
     let w = Codes {
         data: &w.data[part(&w.data, row_bytes)],
         scales: &w.scales[part(&w.scales, scale_bytes)],
@@ -208,8 +207,8 @@ fn matmul(isa: Isa, precision: Precision, job: &Job<'_>, w: &HostWeight, from: u
         (QuantFormat::Affine { bits: 8, group: 64 }, DType::Bf16) => isa.run(Kind::<Bytes8, Bf16, 64>::of(tiles)),
         (QuantFormat::Affine { bits, .. }, DType::Bf16) => affine::<Bf16>(isa, bits, tiles),
         (QuantFormat::Affine { bits, .. }, DType::F16) => affine::<F16>(isa, bits, tiles),
-        (QuantFormat::Affine { bits, .. }, _) => affine::<F32>(isa, bits, tiles),
-        (QuantFormat::Mxfp8, _) => unreachable!("mxfp8 takes f32 activations"),
+        (QuantFormat::Affine { bits, .. }, DType::F32) => affine::<F32>(isa, bits, tiles),
+        (other, scales) => unreachable!("{other} with {scales} scales was refused when it was loaded"),
     }
 }
 
@@ -307,7 +306,7 @@ impl Kernel for FloatRange<'_> {
         let width = job.input.width;
         let mut decoded = vec![0.0f32; width.next_multiple_of(16)];
         for o in from..to {
-            decode_row::<L>(w, job.expert * w.outputs + o, &mut decoded[..width]);
+            decode_row::<L>(w, job.expert * w.stride + o, &mut decoded[..width]);
             let (weights, _) = decoded.as_chunks::<16>();
             let mut row = job.row;
             while row < job.row + job.rows {

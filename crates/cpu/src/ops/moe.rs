@@ -9,20 +9,6 @@ use crate::{CpuBackend, CpuWeight};
 /// Experts of one row, best first, with their factors.
 pub type Route = Vec<(usize, f32)>;
 
-/// Softmax over all experts, the `top_k` largest (ties to the lower index), renormalised, times the expert's scale.
-pub fn route(logits: &[f32], scale: &[f32], top_k: usize) -> Route {
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
-    order.truncate(top_k);
-    // Renormalising over the chosen ones is the same as a softmax over them alone.
-    let max = logits[order[0]];
-    let p: Vec<f32> = order.iter().map(|e| mlxcel_compute::order::exp(logits[*e] - max)).collect();
-    let sum: f32 = p.iter().sum();
-    // A damaged logit may not be among the chosen ones (a NaN with its sign bit set sorts last): it must show all the same.
-    let poison = logits.iter().fold(0.0f32, |a, v| v.mul_add(0.0, a));
-    order.iter().zip(&p).map(|(e, p)| (*e, p / sum * scale[*e] + poison)).collect()
-}
-
 /// The three matrices of the experts.
 pub struct Weights<'a> {
     /// Gate `[experts, width, hidden]`.

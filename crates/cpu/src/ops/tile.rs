@@ -256,6 +256,7 @@ pub fn tile<L: Lanes, D: Decode, S: Scales, const GROUP: usize, const M: usize, 
     let (mut codes, mut scales) = ([Run::EMPTY; R], [Run::EMPTY; R]);
     for r in 0..R {
         (codes[r], scales[r]) = (Run::new(w.row(o + r)), Run::new(w.scale_row(o + r)));
+        assert!(scales[r].len == w.groups * S::SIZE, "scales of a row");
     }
     let (mut x_codes, mut x_scales) = ([Run::EMPTY; M], [&[] as &[[f32; 16]]; M]);
     for m in 0..M {

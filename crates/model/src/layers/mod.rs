@@ -37,9 +37,9 @@ impl<B: Backend> Loader<'_, B> {
         self.take(self.weights.linear(name, outputs, inputs)?)
     }
 
-    /// The output matrix of an untied model, if the file has one.
-    pub fn lm_head(&self, outputs: usize, inputs: usize) -> Result<Option<B::Weight>, ModelError> {
-        self.weights.lm_head(outputs, inputs)?.map(|w| self.take(w)).transpose()
+    /// The output matrix of an untied model.
+    pub fn lm_head(&self, outputs: usize, inputs: usize) -> Result<B::Weight, ModelError> {
+        self.take(self.weights.lm_head(outputs, inputs)?)
     }
 
     /// The stack `name`, `[experts, outputs, inputs]`.
