@@ -250,6 +250,10 @@ impl Drop for Pool {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU32;
+    use std::time::{Duration, Instant};
+
+    /// Far longer than any job here takes.
+    const LONG: Duration = Duration::from_secs(20);
 
     #[test]
     fn every_chunk_runs_once_in_every_job() {
@@ -268,14 +272,19 @@ mod tests {
 
     #[test]
     fn a_job_inside_a_job_runs_in_place() {
-        let pool = Pool::new(2);
-        let sum = AtomicUsize::new(0);
-        pool.run(4, &|_| {
-            pool.run(4, &|c| {
-                sum.fetch_add(c, Ordering::Relaxed);
+        // On a thread of its own: a deadlock must fail, not hang.
+        let (done, result) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let pool = Pool::new(2);
+            let sum = AtomicUsize::new(0);
+            pool.run(4, &|_| {
+                pool.run(4, &|c| {
+                    sum.fetch_add(c, Ordering::Relaxed);
+                });
             });
+            done.send(sum.into_inner())
         });
-        assert_eq!(sum.into_inner(), 4 * 6);
+        assert_eq!(result.recv_timeout(LONG), Ok(4 * 6), "a sum, not a deadlock");
     }
 
     #[test]
@@ -298,11 +307,13 @@ mod tests {
             pool.run(16, &|c| assert!(c != 7, "chunk seven"));
         }));
         assert!(result.is_err());
-        // Both threads are still there: each holds one chunk until the other has come.
+        // Both threads are still there: each holds one chunk until the other has come, or long enough to be sure.
         let here = AtomicUsize::new(0);
+        let late = Instant::now() + LONG;
         pool.run(2, &|_| {
             here.fetch_add(1, Ordering::AcqRel);
             while here.load(Ordering::Acquire) < 2 {
+                assert!(Instant::now() < late, "the other thread is gone");
                 std::thread::yield_now();
             }
         });
