@@ -300,27 +300,34 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(2);
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            pool.run(16, &|c| assert!(c != 7, "chunk seven"));
-        }));
-        assert!(result.is_err());
-        // Both threads are still there: each holds one chunk until the other has come, or long enough to be sure.
-        let here = AtomicUsize::new(0);
-        let late = Instant::now() + LONG;
+    /// A job whose two chunks run on two threads: each waits for the other, or long enough to be sure that it is gone.
+    fn on_both(pool: &Pool, work: &(dyn Fn(bool) + Sync)) {
+        let (here, late) = (AtomicUsize::new(0), Instant::now() + LONG);
+        let caller = std::thread::current().id();
         pool.run(2, &|_| {
             here.fetch_add(1, Ordering::AcqRel);
             while here.load(Ordering::Acquire) < 2 {
                 assert!(Instant::now() < late, "the other thread is gone");
                 std::thread::yield_now();
             }
+            work(std::thread::current().id() == caller);
         });
-        let ran = AtomicUsize::new(0);
-        pool.run(16, &|_| {
-            ran.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(ran.into_inner(), 16);
+    }
+
+    #[test]
+    fn a_panic_on_either_thread_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(2);
+        for on_caller in [false, true] {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                on_both(&pool, &|caller| assert!(caller != on_caller, "planted"));
+            }));
+            assert!(result.is_err());
+            on_both(&pool, &|_| {});
+            let ran = AtomicUsize::new(0);
+            pool.run(16, &|_| {
+                ran.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(ran.into_inner(), 16);
+        }
     }
 }
