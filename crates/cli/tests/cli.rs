@@ -295,32 +295,6 @@ fn generation_config_decides_between_sampling_and_greedy() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
-    use std::io::Write;
-    let model = demo();
-    let model = model.to_str().expect("path");
-    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perplexity.txt");
-    for args in [
-        &["inspect", "-m", model][..],
-        &["generate", "-m", model, "-p", "Tell me a story."],
-        &["run", "-m", model],
-        &["perplexity", text.to_str().expect("path"), "-m", model],
-    ] {
-        let mut child = mlxcel(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary runs");
-        drop(child.stdout.take());
-        let _ = child.stdin.take().expect("stdin").write_all(b"Hello\nTell me a story.\n");
-        let out = child.wait_with_output().expect("wait");
-        let message = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success() && !message.contains("panicked"), "{args:?}: {message}");
-    }
-}
-
-#[test]
 fn the_chat_keeps_going_after_errors_and_forgets_on_reset() {
     use std::io::Write;
     let model = demo();
