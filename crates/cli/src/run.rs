@@ -3,8 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
-use mlxcel_engine::{Engine, EngineOptions, FinishReason, Request};
+use anyhow::{Result, anyhow, bail};
+use mlxcel_engine::{Engine, EngineOptions, FinishReason, Request, RequestError};
 use rustyline::error::ReadlineError;
 use serde_json::Value;
 
@@ -122,7 +122,10 @@ fn answer(
         ..Request::default()
     };
     let mut out = std::io::stdout();
-    let answer = stream(engine, request, &mut out, false).context("/reset starts a new conversation")?;
+    let answer = stream(engine, request, &mut out, false).map_err(|error| match error {
+        RequestError::ContextLength { .. } => anyhow!("{error}; /reset starts a new conversation"),
+        other => other.into(),
+    })?;
     if answer.broken_pipe || writeln!(out).and_then(|()| out.flush()).is_err() {
         return Err(BrokenPipe.into());
     }

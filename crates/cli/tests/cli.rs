@@ -326,6 +326,21 @@ fn the_chat_keeps_going_after_errors_and_forgets_on_reset() {
 }
 
 #[test]
+fn the_chat_offers_a_reset_only_where_it_helps() {
+    use std::io::Write;
+    let model = demo();
+    let mut child = mlxcel(&["run", "-m", model.to_str().expect("path"), "--stop", ""])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    child.stdin.take().expect("stdin").write_all(b"Hello\n").expect("write");
+    let log = String::from_utf8(child.wait_with_output().expect("wait").stderr).expect("UTF-8");
+    assert!(log.contains("stop") && !log.contains("/reset"), "{log}");
+}
+
+#[test]
 fn help_has_examples() {
     for verb in ["generate", "run", "inspect", "perplexity"] {
         let text = ok(&[verb, "--help"]);
