@@ -291,7 +291,7 @@ mod tests {
     fn wakes_after_parking() {
         let pool = Pool::new(2);
         for _ in 0..3 {
-            std::thread::sleep(std::time::Duration::from_millis(60));
+            std::thread::sleep(Duration::from_millis(60));
             let sum = AtomicUsize::new(0);
             pool.run(64, &|c| {
                 sum.fetch_add(c, Ordering::Relaxed);
