@@ -7,6 +7,7 @@
 //! **Damage shows:** a NaN or infinity in a row's inputs gives non-finite outputs, also where the formula would hide it (a
 //! capped logit, an expert that is not chosen, a rounded activation), so that a broken weight is found at the first logits.
 
+use crate::recurrent::StateLayout;
 use crate::{Batch, HostWeight};
 
 /// What a backend can refuse. Everything here is a load-time or capacity error; verbs on valid buffers do not fail.
@@ -28,15 +29,23 @@ pub enum ComputeError {
         /// Bytes asked for.
         needed: usize,
     },
+    /// Not enough memory for the recurrent states asked for.
+    #[error("recurrent states: {needed} bytes needed, which could not be reserved; lower the number of sequences")]
+    StateMemory {
+        /// Bytes asked for.
+        needed: usize,
+    },
 }
 
-/// Elementwise function of a gated MLP.
+/// Elementwise function of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// GELU in its tanh form.
     GeluTanh,
     /// SiLU, `x * sigmoid(x)`.
     Silu,
+    /// `1 / (1 + e^-x)`; not finite where `x` is not.
+    Sigmoid,
 }
 
 /// K/V shape of one caching layer.
@@ -93,6 +102,14 @@ pub struct Experts<'a, B: Backend> {
     pub activation: Activation,
 }
 
+/// Parameters of [`Backend::gated_delta`].
+pub struct DeltaGates<'a, B: Backend> {
+    /// `e^A_log` of each value head.
+    pub rate: &'a B::Vector,
+    /// Added to `a` before the softplus, one a value head.
+    pub dt_bias: &'a B::Vector,
+}
+
 /// An implementation of the operation set. Buffers are f32 `[rows, width]` on every backend.
 ///
 /// Output buffers must have the right shape; their former contents do not matter. `&self` verbs may be called from one
@@ -106,6 +123,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
     type Vector: Send + Sync;
     /// The KV pages of all caching layers.
     type Kv: Send;
+    /// The slots of all recurrent layers' states.
+    type State: Send;
+    /// A copy of one slot's state.
+    type Snapshot: Send + 'static;
 
     /// Name for reports: device, precision, instruction set, threads.
     fn describe(&self) -> String;
@@ -136,6 +157,40 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// When the memory cannot be had.
     fn kv_new(&self, layout: &[KvGroup], pages: &[usize]) -> Result<Self::Kv, ComputeError>;
 
+    /// Reserves `slots` slots for recurrent states, none of which holds one yet. A span can take back up to `record` of its last
+    /// rows.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
+    fn state_new(&self, layout: &StateLayout, slots: usize, record: usize) -> Result<Self::State, ComputeError>;
+
+    /// Bytes of one slot.
+    fn state_bytes(&self, layout: &StateLayout, record: usize) -> usize;
+
+    /// Announces a batch to the recurrent layers, before the first of them: `Span::sequence` is the span's slot. A span starts
+    /// at 0, whatever its slot holds, or where its slot stands ([`Backend::state_position`]).
+    fn state_begin(&self, state: &mut Self::State, batch: &Batch);
+
+    /// Rows a slot's state has seen; `None` when it holds none.
+    fn state_position(&self, state: &Self::State, slot: usize) -> Option<usize>;
+
+    /// Takes a slot back to `len` rows seen: the bits of its state are those of never having seen the others. False, changing
+    /// nothing, when the rows are not on record.
+    fn state_take_back(&self, state: &mut Self::State, slot: usize, len: usize) -> bool;
+
+    /// Declares what a slot holds to be the state at `position`, whatever it is, or to be none. For running damaged rows once
+    /// more, and for forgetting the result. A slot that never held a state can only be declared to hold none.
+    fn state_declare(&self, state: &mut Self::State, slot: usize, position: Option<usize>);
+
+    /// Copies a slot's state. The slot must hold one.
+    fn state_save(&self, state: &Self::State, slot: usize) -> Self::Snapshot;
+
+    /// Puts a copied state into a slot, with nothing to take back.
+    fn state_restore(&self, state: &mut Self::State, slot: usize, snapshot: &Self::Snapshot);
+
+    /// A copy in numbers: for each layer the window `[taps - 1, channels]`, then the matrices `[value_heads, key_dim, value_dim]`.
+    fn state_read(&self, snapshot: &Self::Snapshot) -> Vec<f32>;
+
     /// A buffer of the given shape with arbitrary contents.
     fn buffer(&self, rows: usize, width: usize) -> Self::Buffer;
 
@@ -147,6 +202,16 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// `out[r] = table[ids[r]] * scale`; ids are in range.
     fn embed(&self, table: &Self::Weight, ids: &[u32], scale: f32, out: &mut Self::Buffer);
+
+    /// `x[rows[i]] = values[i]`: rows that bring a vector in place of an embedding.
+    fn put_rows(&self, x: &mut Self::Buffer, rows: &[u32], values: &[f32]) {
+        let mut all = self.read(x);
+        let width = values.len() / rows.len().max(1);
+        for (row, value) in rows.iter().zip(values.chunks_exact(width.max(1))) {
+            all[*row as usize * width..][..width].copy_from_slice(value);
+        }
+        self.write(x, &all);
+    }
 
     /// `out[i] = x[rows[i]]`.
     fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
@@ -160,6 +225,16 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// `x = (x + y) * scale`.
     fn add(&self, x: &mut Self::Buffer, y: &Self::Buffer, scale: f32);
+
+    /// `x[r] = x[r] + sigmoid(gate[r]) * y[r]`, `gate` `[rows, 1]`; not finite where the gate is not.
+    fn add_gated(&self, x: &mut Self::Buffer, y: &Self::Buffer, gate: &Self::Buffer);
+
+    /// `x = x + vector`, the vector over the row: the bias of a linear.
+    fn add_vector(&self, x: &mut Self::Buffer, vector: &Self::Vector);
+
+    /// Values `offset..offset + width` of each consecutive `period` values of a row, one run after the other;
+    /// `out` is `[rows, width(x) / period * width]`.
+    fn columns(&self, x: &Self::Buffer, period: usize, offset: usize, width: usize, out: &mut Self::Buffer);
 
     /// `x = x * scale * weight` (weight over the row; `None` = ones).
     fn scale(&self, x: &mut Self::Buffer, weight: Option<&Self::Vector>, scale: f32);
@@ -176,12 +251,13 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `x = cap * tanh(x / cap)`; not finite where `x` is not.
     fn softcap(&self, x: &mut Self::Buffer, cap: f32);
 
-    /// Rotates each head of `x` in rotate-half form: pair `(i, i + head_dim/2)` by `position * frequencies[i]`.
-    /// `angles` comes from [`Backend::rope_angles`].
+    /// Rotates each head of `x` in rotate-half form over its first `2 * n` values, where `angles` (from
+    /// [`Backend::rope_angles`]) has `n` frequencies: pair `(i, i + n)` by its angle. The rest of a head stays as it is.
     fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Buffer);
 
-    /// Cosines and sines `[rows, 2 * n]` for the positions of a batch and `n` frequencies; angles in f32.
-    fn rope_angles(&self, positions: &[u32], frequencies: &Self::Vector) -> Self::Buffer;
+    /// Cosines and sines `[rows, 2 * n]` of `position * frequency` for `n` frequencies; angles in f32. A row has `axes` positions
+    /// (`positions` is `[rows, axes]`), and frequency `i` uses the one on axis `axis[i]`; an empty `axis` means the first.
+    fn rope_angles(&self, positions: &[u32], axes: usize, axis: &[u8], frequencies: &Self::Vector) -> Self::Buffer;
 
     /// Stores K and V `[rows, kv_heads * head_dim]` of a layer at the rows' positions, rounded as the backend's pages are.
     fn kv_append(&self, kv: &mut Self::Kv, slot: KvSlot, batch: &Batch, k: &Self::Buffer, v: &Self::Buffer);
@@ -201,4 +277,32 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// those (the same as over all, renormalised), times `scale`; each expert a gated MLP of `x`; a row's experts summed in
     /// rank order. A row of `router` with a non-finite logit gives a non-finite row.
     fn moe(&self, router: &Self::Buffer, x: &Self::Buffer, experts: &Experts<'_, Self>, out: &mut Self::Buffer);
+
+    /// Causal depthwise convolution, then SiLU: `out[t, c] = silu(sum_j weight[j, c] * x[t - (taps - 1) + j, c])` over the
+    /// sequence's own rows, the earlier ones from its slot, zeros before the first. `x` and `out` are `[rows, channels]`,
+    /// `weight` `[taps, channels]`; `layer` counts the layers of the [`StateLayout`].
+    fn causal_conv(
+        &self,
+        state: &mut Self::State,
+        layer: usize,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        out: &mut Self::Buffer,
+    );
+
+    /// The gated delta rule, token by token (qwen3_5.md §2.3, steps 3 to 6). `qkv` `[rows, channels]` holds q, k and v after the
+    /// convolution; q and k are L2-normed a head, q times `key_dim^-1/2`. With `g = -rate * softplus(a + dt_bias)` and
+    /// `beta = sigmoid(b)`, `a` and `b` `[rows, value_heads]`, each value head does
+    /// `S = e^g S; S = S + k (beta (v - k^T S))^T; out = q^T S`. `out` is `[rows, value_heads * value_dim]`.
+    #[allow(clippy::too_many_arguments, reason = "the operands of the rule")]
+    fn gated_delta(
+        &self,
+        state: &mut Self::State,
+        layer: usize,
+        qkv: &Self::Buffer,
+        a: &Self::Buffer,
+        b: &Self::Buffer,
+        gates: &DeltaGates<'_, Self>,
+        out: &mut Self::Buffer,
+    );
 }

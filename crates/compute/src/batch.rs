@@ -9,7 +9,7 @@ pub const NO_PAGE: u32 = u32::MAX;
 /// Consecutive positions of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Which sequence, for the caller's bookkeeping; kernels use only the span's page tables.
+    /// Which sequence: the slot of its recurrent state. Attention uses only the span's page tables.
     pub sequence: usize,
     /// Absolute position of the first row.
     pub start: usize,
@@ -39,6 +39,8 @@ pub struct Batch {
     span_of: Vec<u32>,
     wanted: Vec<u32>,
     tables: Vec<Vec<Vec<u32>>>, // [span][group][page index]
+    rope: Option<(usize, Vec<u32>)>,
+    vectors: Option<(Vec<u32>, Vec<f32>)>,
 }
 
 impl Batch {
@@ -55,6 +57,8 @@ impl Batch {
         self.span_of.clear();
         self.wanted.clear();
         self.tables.clear();
+        self.rope = None;
+        self.vectors = None;
     }
 
     /// Appends a span: `tokens` at positions `start..`, with one page table per KV group, each covering at least
@@ -100,6 +104,31 @@ impl Batch {
         &self.positions
     }
 
+    /// Gives rows positions for rotary embeddings that are not their places in the sequence: `positions` is `[rows, axes]`, as
+    /// images have them (qwen3_5.md §6).
+    ///
+    /// # Panics
+    /// When the number of positions does not fit the rows.
+    pub fn set_rope_positions(&mut self, axes: usize, positions: Vec<u32>) {
+        assert_eq!(positions.len(), axes * self.rows(), "positions of {} rows on {axes} axes", self.rows());
+        self.rope = Some((axes, positions));
+    }
+
+    /// Axes and positions `[rows, axes]` for rotary embeddings: the places in the sequence unless others were given.
+    pub fn rope_positions(&self) -> (usize, &[u32]) {
+        self.rope.as_ref().map_or((1, &self.positions), |(axes, positions)| (*axes, positions))
+    }
+
+    /// Lets some rows (ascending) bring a vector in place of their token's embedding: `values` is `[rows.len(), hidden]`.
+    pub fn set_vectors(&mut self, rows: Vec<u32>, values: Vec<f32>) {
+        self.vectors = Some((rows, values));
+    }
+
+    /// Rows that bring vectors, and the vectors.
+    pub fn vectors(&self) -> Option<(&[u32], &[f32])> {
+        self.vectors.as_ref().map(|(rows, values)| (rows.as_slice(), values.as_slice()))
+    }
+
     /// Rows whose logits are wanted, ascending.
     pub fn wanted(&self) -> &[u32] {
         &self.wanted
@@ -117,7 +146,7 @@ impl Batch {
 
     /// The batch of some of the rows (ascending), all of them wanted. Rows keep positions and page tables, so an
     /// operation that writes no cache gives each the same bits as in the whole batch. A span's positions need no longer
-    /// be consecutive: `start` is its first row's.
+    /// be consecutive: `start` is its first row's. Rotary positions go along, vectors do not: they are used by then.
     pub fn select(&self, rows: &[u32]) -> Batch {
         let mut out = Batch { wanted: (0..rows.len() as u32).collect(), ..Batch::default() };
         let mut last = None;
@@ -138,6 +167,10 @@ impl Batch {
             out.span_of.push(out.spans.len() as u32 - 1);
             out.tokens.push(self.tokens[row]);
             out.positions.push(self.positions[row]);
+        }
+        if let Some((axes, positions)) = &self.rope {
+            let own = rows.iter().flat_map(|r| &positions[*r as usize * axes..][..*axes]).copied().collect();
+            out.rope = Some((*axes, own));
         }
         out
     }

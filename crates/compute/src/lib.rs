@@ -11,8 +11,10 @@ pub mod dequant;
 pub mod fault;
 pub mod format;
 pub mod order;
+pub mod recurrent;
 pub mod reference;
 
-pub use backend::{Activation, Attend, Backend, ComputeError, Experts, KvGroup, KvShape, KvSlot};
+pub use backend::{Activation, Attend, Backend, ComputeError, DeltaGates, Experts, KvGroup, KvShape, KvSlot};
 pub use batch::{Batch, NO_PAGE, Span, Wanted};
+pub use recurrent::{DeltaShape, StateLayout};
 pub use format::{DType, HostWeight, QuantFormat, WeightFormat};

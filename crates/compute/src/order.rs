@@ -4,6 +4,10 @@
 //! threads, or the instruction set. Kernels use vectors of any width; these functions are what they must equal in bits.
 //! All fused multiply-adds are written out; elementary functions are polynomials in the same operations.
 
+mod delta;
+
+pub use delta::*;
+
 /// Virtual lanes: element `i` of a long sum is added to lane `i % LANES`, lanes are combined by [`tree`].
 pub const LANES: usize = 16;
 
@@ -240,6 +244,11 @@ pub fn route(router: &[f32], scale: &[f32], top_k: usize) -> Vec<(usize, f32)> {
 /// SiLU: `x / (e^-x + 1)`.
 pub fn silu(x: f32) -> f32 {
     x / (exp(-x) + 1.0)
+}
+
+/// Sigmoid: `1 / (e^-x + 1)`, NaN where `x` is not finite, so that saturation hides no damage.
+pub fn sigmoid(x: f32) -> f32 {
+    x.mul_add(0.0, 1.0 / (exp(-x) + 1.0))
 }
 
 #[cfg(test)]

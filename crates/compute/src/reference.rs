@@ -3,9 +3,13 @@
 //! One row at a time, whole softmax rows, no blocks, no tricks. It also keeps the row law, trivially, and so serves as
 //! the first subject of the conformance suite.
 
-use crate::backend::{Activation, Attend, Backend, ComputeError, Experts, KvGroup, KvSlot};
+use crate::backend::{Activation, Attend, Backend, ComputeError, DeltaGates, Experts, KvGroup, KvSlot};
 use crate::dequant::dequantize_row;
-use crate::{Batch, HostWeight};
+use crate::{Batch, HostWeight, StateLayout};
+
+mod recurrent;
+
+pub use recurrent::{RefSnapshot, RefState};
 
 /// The reference backend.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,6 +70,8 @@ fn activate(act: Activation, x: f64) -> f64 {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
         }
         Activation::Silu => x / (1.0 + (-x).exp()),
+        // Saturation must not hide an infinity.
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()) + x * 0.0,
     }
 }
 
@@ -93,6 +99,8 @@ impl Backend for Reference {
     type Weight = Dense;
     type Vector = Vec<f32>;
     type Kv = RefKv;
+    type State = RefState;
+    type Snapshot = RefSnapshot;
 
     fn describe(&self) -> String {
         "reference f64".into()
@@ -134,6 +142,42 @@ impl Backend for Reference {
             })
             .collect();
         Ok(RefKv { layers })
+    }
+
+    fn state_new(&self, layout: &StateLayout, slots: usize, record: usize) -> Result<RefState, ComputeError> {
+        Ok(RefState::new(layout, slots, record))
+    }
+
+    fn state_bytes(&self, layout: &StateLayout, record: usize) -> usize {
+        layout.values() * (record + 1) * size_of::<f64>()
+    }
+
+    fn state_begin(&self, state: &mut RefState, batch: &Batch) {
+        state.begin(batch);
+    }
+
+    fn state_position(&self, state: &RefState, slot: usize) -> Option<usize> {
+        state.position(slot)
+    }
+
+    fn state_take_back(&self, state: &mut RefState, slot: usize, len: usize) -> bool {
+        state.take_back(slot, len)
+    }
+
+    fn state_declare(&self, state: &mut RefState, slot: usize, position: Option<usize>) {
+        state.declare(slot, position);
+    }
+
+    fn state_save(&self, state: &RefState, slot: usize) -> RefSnapshot {
+        state.save(slot)
+    }
+
+    fn state_restore(&self, state: &mut RefState, slot: usize, snapshot: &RefSnapshot) {
+        state.restore(slot, snapshot);
+    }
+
+    fn state_read(&self, snapshot: &RefSnapshot) -> Vec<f32> {
+        snapshot.read()
     }
 
     fn buffer(&self, rows: usize, width: usize) -> Matrix {
@@ -183,6 +227,24 @@ impl Backend for Reference {
         x.data.iter_mut().zip(&y.data).for_each(|(x, y)| *x = (*x + y) * f64::from(scale));
     }
 
+    fn add_gated(&self, x: &mut Matrix, y: &Matrix, gate: &Matrix) {
+        for r in 0..x.rows {
+            let factor = activate(Activation::Sigmoid, gate.data[r]);
+            x.row_mut(r).iter_mut().zip(y.row(r)).for_each(|(x, y)| *x += factor * y);
+        }
+    }
+
+    fn add_vector(&self, x: &mut Matrix, vector: &Vec<f32>) {
+        for row in x.data.chunks_exact_mut(vector.len()) {
+            row.iter_mut().zip(vector).for_each(|(x, v)| *x += f64::from(*v));
+        }
+    }
+
+    fn columns(&self, x: &Matrix, period: usize, offset: usize, width: usize, out: &mut Matrix) {
+        let runs = x.data.chunks_exact(period).flat_map(|run| &run[offset..offset + width]);
+        out.data.iter_mut().zip(runs).for_each(|(o, v)| *o = *v);
+    }
+
     fn scale(&self, x: &mut Matrix, weight: Option<&Vec<f32>>, scale: f32) {
         let width = x.width;
         for row in x.data.chunks_exact_mut(width) {
@@ -223,25 +285,26 @@ impl Backend for Reference {
     }
 
     fn rope(&self, x: &mut Matrix, head_dim: usize, angles: &Matrix) {
-        let half = head_dim / 2;
+        let n = angles.width / 2;
         for r in 0..x.rows {
-            let (cos, sin) = angles.row(r).split_at(half);
+            let (cos, sin) = angles.row(r).split_at(n);
             for head in x.data[r * x.width..][..x.width].chunks_exact_mut(head_dim) {
-                for i in 0..half {
-                    let (a, b) = (head[i], head[i + half]);
+                for i in 0..n {
+                    let (a, b) = (head[i], head[i + n]);
                     head[i] = a * cos[i] - b * sin[i];
-                    head[i + half] = b * cos[i] + a * sin[i];
+                    head[i + n] = b * cos[i] + a * sin[i];
                 }
             }
         }
     }
 
-    fn rope_angles(&self, positions: &[u32], frequencies: &Vec<f32>) -> Matrix {
+    fn rope_angles(&self, positions: &[u32], axes: usize, axis: &[u8], frequencies: &Vec<f32>) -> Matrix {
         let n = frequencies.len();
-        let mut out = Matrix::new(positions.len(), 2 * n);
-        for (r, p) in positions.iter().enumerate() {
+        let mut out = Matrix::new(positions.len() / axes, 2 * n);
+        for (r, row) in positions.chunks_exact(axes).enumerate() {
             for (i, f) in frequencies.iter().enumerate() {
-                let angle = f64::from(*p as f32 * f); // the angle itself is f32 by definition
+                let position = row[axis.get(i).map_or(0, |a| usize::from(*a))];
+                let angle = f64::from(position as f32 * f); // the angle itself is f32 by definition
                 out.row_mut(r)[i] = angle.cos();
                 out.row_mut(r)[n + i] = angle.sin();
             }
@@ -303,5 +366,22 @@ impl Backend for Reference {
                 out.row_mut(r).iter_mut().zip(&y).for_each(|(o, y)| *o += factor * y);
             }
         }
+    }
+
+    fn causal_conv(&self, state: &mut RefState, layer: usize, x: &Matrix, weight: &Vec<f32>, out: &mut Matrix) {
+        state.conv(layer, x, weight, out);
+    }
+
+    fn gated_delta(
+        &self,
+        state: &mut RefState,
+        layer: usize,
+        qkv: &Matrix,
+        a: &Matrix,
+        b: &Matrix,
+        gates: &DeltaGates<'_, Self>,
+        out: &mut Matrix,
+    ) {
+        state.delta(layer, qkv, (a, b), (gates.rate, gates.dt_bias), out);
     }
 }

@@ -2,7 +2,11 @@
 
 use std::time::Instant;
 
-use mlxcel_compute::conformance::{OPS, Options, check_all};
+use mlxcel_compute::conformance::{
+    OPS, Options, Report, Violation, check_activate_mul, check_add, check_add_gated, check_add_rms_norm,
+    check_add_vector, check_all, check_attend, check_columns, check_embed, check_gated, check_gather, check_linear,
+    check_moe, check_recurrent, check_rms_norm, check_rope, check_scale, check_softcap,
+};
 use mlxcel_compute::fault::{Fault, Faulty, Verb};
 use mlxcel_compute::reference::Reference;
 
@@ -33,11 +37,14 @@ fn quick_covers_every_op() {
     }
 }
 
-/// Every fault of some verbs; the split lets the test threads share the work.
-fn assert_caught(faults: impl Iterator<Item = Fault>) {
-    for fault in faults {
-        match check_all(&Faulty::new(Reference, fault), &Options::quick()) {
-            Ok(report) => panic!("{fault:?} was not noticed:\n{report}"),
+type Check = fn(&Faulty<Reference>, &Options) -> Result<Report, Violation>;
+
+/// Every fault of some verbs, with the checks that speak of these verbs.
+fn assert_caught(checks: &[Check], ours: impl Fn(Verb) -> bool) {
+    for fault in Fault::all().into_iter().filter(|fault| ours(fault.verb())) {
+        let faulty = Faulty::new(Reference, fault);
+        match checks.iter().try_for_each(|check| check(&faulty, &Options::quick()).map(drop)) {
+            Ok(()) => panic!("{fault:?} was not noticed"),
             Err(violation) => {
                 println!("{fault:?}: {violation}");
                 assert_eq!(violation.op, fault.verb().name(), "{fault:?}: {violation}");
@@ -47,21 +54,50 @@ fn assert_caught(faults: impl Iterator<Item = Fault>) {
     }
 }
 
+const PRODUCTS: [Verb; 4] = [Verb::Linear, Verb::Gated, Verb::Moe, Verb::Embed];
+const RECURRENT: [Verb; 3] = [Verb::CausalConv, Verb::GatedDelta, Verb::State];
+
 #[test]
 fn faults_of_attention_are_caught() {
-    assert_caught(Fault::all().into_iter().filter(|f| f.verb() == Verb::Attend));
+    assert_caught(&[check_attend], |verb| verb == Verb::Attend);
 }
 
 #[test]
 fn faults_of_products_are_caught() {
-    let products = [Verb::Linear, Verb::Gated, Verb::Moe];
-    assert_caught(Fault::all().into_iter().filter(|f| products.contains(&f.verb())));
+    assert_caught(&[check_embed, check_moe, check_gated, check_linear], |verb| PRODUCTS.contains(&verb));
+}
+
+#[test]
+fn faults_of_recurrent_layers_are_caught() {
+    assert_caught(&[check_recurrent], |verb| RECURRENT.contains(&verb));
 }
 
 #[test]
 fn faults_of_other_verbs_are_caught() {
-    let others = [Verb::Linear, Verb::Gated, Verb::Moe, Verb::Attend];
-    assert_caught(Fault::all().into_iter().filter(|f| !others.contains(&f.verb())));
+    let checks: [Check; 11] = [
+        check_gather,
+        check_columns,
+        check_add,
+        check_add_gated,
+        check_add_vector,
+        check_scale,
+        check_softcap,
+        check_activate_mul,
+        check_rms_norm,
+        check_add_rms_norm,
+        check_rope,
+    ];
+    let others = |verb| verb != Verb::Attend && !PRODUCTS.contains(&verb) && !RECURRENT.contains(&verb);
+    assert_caught(&checks, others);
+}
+
+/// A fault among all the checks.
+#[test]
+fn the_whole_suite_catches_a_fault() {
+    for fault in [Fault::LastBit(Verb::Gather), Fault::ChunkedDelta, Fault::WideLinear] {
+        let violation = check_all(&Faulty::new(Reference, fault), &Options::quick()).expect_err("a fault");
+        assert_eq!(violation.op, fault.verb().name(), "{violation}");
+    }
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use mlxcel_compute::conformance::rng::Rng;
 use mlxcel_compute::conformance::weights::{Shape, random_weight};
 use mlxcel_compute::conformance::{
-    Options, all_formats, check_add_rms_norm, check_attend, check_gated, check_moe, check_rms_norm,
+    Options, all_formats, check_add_rms_norm, check_attend, check_gated, check_moe, check_recurrent, check_rms_norm,
+    check_rope,
 };
 use mlxcel_compute::fault::{Fault, Faulty};
 use mlxcel_compute::reference::Reference;
-use mlxcel_compute::{Attend, Backend, Batch, KvGroup, KvShape, KvSlot, Wanted};
+use mlxcel_compute::{Attend, Backend, Batch, DeltaGates, DeltaShape, KvGroup, KvShape, KvSlot, StateLayout, Wanted};
 use proptest::prelude::*;
 
 const INPUTS: usize = 128;
@@ -78,6 +79,65 @@ fn attend_ignores_chunks<B: Backend>(b: &B, seed: u64, window: Option<usize>, ch
     bits(&attend(b, seed, window, &vec![1; len], &straight)) == bits(&attend(b, seed, window, chunks, &mixed))
 }
 
+/// Most rows of a block that can be taken back.
+const RECORD: usize = 6;
+
+/// Outputs of a recurrent layer for one sequence, and the state it leaves. Each block is so many of its rows, and so many
+/// others that are taken back.
+fn recur<B: Backend>(b: &B, seed: u64, shape: DeltaShape, blocks: &[(usize, usize)]) -> Vec<f32> {
+    let (mut right, mut wrong) = (Rng::new(seed), Rng::new(!seed));
+    let mut vector = |n: usize| b.load_vector(&normal(&mut right, n).iter().map(|v| v.abs()).collect::<Vec<_>>());
+    let weight = vector(shape.taps * shape.channels());
+    let (rate, dt_bias) = (vector(shape.value_heads), vector(shape.value_heads));
+    let mut state = b.state_new(&StateLayout { layers: vec![shape] }, 3, RECORD).expect("little memory");
+    let slot = (seed % 3) as usize;
+    let widths = [shape.channels(), shape.value_heads, shape.value_heads];
+    let (mut all, mut start) = (Vec::new(), 0);
+    for (keep, drop) in blocks {
+        let rows = keep + drop;
+        let mut inputs = widths.map(|_| Vec::new());
+        for row in 0..rows {
+            let rng = if row < *keep { &mut right } else { &mut wrong };
+            inputs.iter_mut().zip(widths).for_each(|(input, width)| input.extend(normal(rng, width)));
+        }
+        let mut batch = Batch::new();
+        batch.push(slot, start, &vec![0; rows], &[], Wanted::None);
+        b.state_begin(&mut state, &batch);
+        let [x, a, beta] = [0, 1, 2].map(|i| {
+            let mut buffer = b.buffer(rows, widths[i]);
+            b.write(&mut buffer, &inputs[i]);
+            buffer
+        });
+        let (mut qkv, mut out) = (b.buffer(rows, widths[0]), b.buffer(rows, shape.value_width()));
+        b.causal_conv(&mut state, 0, &x, &weight, &mut qkv);
+        b.gated_delta(&mut state, 0, &qkv, &a, &beta, &DeltaGates { rate: &rate, dt_bias: &dt_bias }, &mut out);
+        all.extend_from_slice(&b.read(&out)[..keep * shape.value_width()]);
+        start += keep;
+        assert!(*drop == 0 || b.state_take_back(&mut state, slot, start), "{drop} of {rows} rows are on record");
+    }
+    if start > 0 {
+        all.extend(b.state_read(&b.state_save(&state, slot)));
+    }
+    all
+}
+
+fn recurrence_ignores_blocks<B: Backend>(b: &B, seed: u64, shape: DeltaShape, blocks: &[(usize, usize)]) -> bool {
+    let rows = blocks.iter().map(|(keep, _)| keep).sum();
+    bits(&recur(b, seed, shape, &vec![(1, 0); rows])) == bits(&recur(b, seed, shape, blocks))
+}
+
+fn delta_shapes() -> impl Strategy<Value = DeltaShape> {
+    (1usize..3, 1usize..4, 1usize..20, 1usize..40, 2usize..5).prop_map(
+        |(key_heads, share, key_dim, value_dim, taps)| DeltaShape {
+            key_heads,
+            value_heads: key_heads * share,
+            key_dim,
+            value_dim,
+            taps,
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -101,6 +161,15 @@ proptest! {
     }
 
     #[test]
+    fn recurrence_does_not_know_the_blocks(
+        seed in any::<u64>(),
+        shape in delta_shapes(),
+        blocks in prop::collection::vec((0usize..20, 0..=RECORD), 1..12),
+    ) {
+        prop_assert!(recurrence_ignores_blocks(&Reference, seed, shape, &blocks));
+    }
+
+    #[test]
     fn wide_rows_are_caught(seed in any::<u64>(), chosen in prop::collection::vec(0usize..32, 2..32)) {
         prop_assert!(!linear_is_rowwise(&Faulty::new(Reference, Fault::WideLinear), seed, 5, 7, &chosen));
     }
@@ -109,6 +178,16 @@ proptest! {
     fn long_chunks_are_caught(seed in any::<u64>(), chunks in prop::collection::vec(9usize..20, 2..8)) {
         let faulty = Faulty::new(Reference, Fault::ChunkAttention);
         prop_assert!(!attend_ignores_chunks(&faulty, seed, None, &chunks));
+    }
+
+    #[test]
+    fn a_row_not_taken_back_is_caught(
+        seed in any::<u64>(),
+        shape in delta_shapes(),
+        blocks in prop::collection::vec((1usize..9, 1..=RECORD), 1..8),
+    ) {
+        let faulty = Faulty::new(Reference, Fault::TakeBackShort);
+        prop_assert!(!recurrence_ignores_blocks(&faulty, seed, shape, &blocks));
     }
 }
 
@@ -119,7 +198,9 @@ proptest! {
     #[test]
     fn the_suite_passes_with_any_seed(seed in any::<u64>()) {
         let options = Options { seeds: vec![seed], ..Options::quick() };
-        for check in [check_attend, check_gated, check_moe, check_rms_norm, check_add_rms_norm] {
+        for check in
+            [check_attend, check_gated, check_moe, check_rms_norm, check_add_rms_norm, check_rope, check_recurrent]
+        {
             let report = check(&Reference, &options).map_err(|v| TestCaseError::fail(v.to_string()))?;
             prop_assert!(report.counts().all(|(_, count)| count.bounds > 0 && count.bits > 0));
         }

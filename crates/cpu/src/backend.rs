@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use mlxcel_compute::{
-    Activation, Attend, Backend, Batch, ComputeError, DType, Experts, HostWeight, KvGroup, KvSlot, QuantFormat,
-    WeightFormat, order,
+    Activation, Attend, Backend, Batch, ComputeError, DType, DeltaGates, Experts, HostWeight, KvGroup, KvSlot,
+    QuantFormat, StateLayout, WeightFormat, order,
 };
 
 use crate::arch::{Isa, Kernel};
@@ -12,8 +12,9 @@ use crate::buffer::{Arena, CpuBuffer, Shared};
 use crate::kv::{self, CpuKv, PAGE_LEN};
 use crate::lanes::Lanes;
 use crate::ops::linear::{Input, Job, decode_row, run};
-use crate::ops::{attend, moe, rows};
+use crate::ops::{attend, delta, moe, rows};
 use crate::pool::Pool;
+use crate::state::{self, CpuSnapshot, CpuState};
 
 /// How activations enter quantised linears, and what KV pages hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +105,8 @@ impl Backend for CpuBackend {
     type Weight = CpuWeight;
     type Vector = Vec<f32>;
     type Kv = CpuKv;
+    type State = CpuState;
+    type Snapshot = CpuSnapshot;
 
     fn describe(&self) -> String {
         format!("cpu {} {} {} threads", self.precision.name(), self.isa.name(), self.pool.threads())
@@ -146,6 +149,42 @@ impl Backend for CpuBackend {
 
     fn kv_new(&self, layout: &[KvGroup], pages: &[usize]) -> Result<CpuKv, ComputeError> {
         CpuKv::new(layout, pages, self.precision)
+    }
+
+    fn state_new(&self, layout: &StateLayout, slots: usize, record: usize) -> Result<CpuState, ComputeError> {
+        CpuState::new(layout, slots, record)
+    }
+
+    fn state_bytes(&self, layout: &StateLayout, record: usize) -> usize {
+        state::slot_bytes(layout, record)
+    }
+
+    fn state_begin(&self, state: &mut CpuState, batch: &Batch) {
+        state.begin(batch);
+    }
+
+    fn state_position(&self, state: &CpuState, slot: usize) -> Option<usize> {
+        state.slots.position(slot)
+    }
+
+    fn state_take_back(&self, state: &mut CpuState, slot: usize, len: usize) -> bool {
+        delta::take_back(&self.pool, self.isa, state, slot, len)
+    }
+
+    fn state_declare(&self, state: &mut CpuState, slot: usize, position: Option<usize>) {
+        state.slots.declare(slot, position);
+    }
+
+    fn state_save(&self, state: &CpuState, slot: usize) -> CpuSnapshot {
+        state.save(slot)
+    }
+
+    fn state_restore(&self, state: &mut CpuState, slot: usize, snapshot: &CpuSnapshot) {
+        state.restore(slot, snapshot);
+    }
+
+    fn state_read(&self, snapshot: &CpuSnapshot) -> Vec<f32> {
+        snapshot.read()
     }
 
     fn buffer(&self, rows: usize, width: usize) -> CpuBuffer {
@@ -192,6 +231,22 @@ impl Backend for CpuBackend {
         self.map_rows(x, |r, x| self.isa.run(rows::Add { x, y: y.row(r), scale }));
     }
 
+    fn add_gated(&self, x: &mut CpuBuffer, y: &CpuBuffer, gate: &CpuBuffer) {
+        self.map_rows(x, |r, x| self.isa.run(rows::AddGated { x, y: y.row(r), gate: gate.data()[r] }));
+    }
+
+    fn add_vector(&self, x: &mut CpuBuffer, vector: &Vec<f32>) {
+        self.map_rows(x, |_, x| self.isa.run(rows::Add { x, y: vector, scale: 1.0 }));
+    }
+
+    fn columns(&self, x: &CpuBuffer, period: usize, offset: usize, width: usize, out: &mut CpuBuffer) {
+        self.map_rows(out, |r, out| {
+            for (out, run) in out.chunks_exact_mut(width).zip(x.row(r).chunks_exact(period)) {
+                out.copy_from_slice(&run[offset..offset + width]);
+            }
+        });
+    }
+
     fn scale(&self, x: &mut CpuBuffer, weight: Option<&Vec<f32>>, scale: f32) {
         self.map_rows(x, |_, x| self.isa.run(rows::Scale { x, weight: weight.map(Vec::as_slice), scale }));
     }
@@ -236,18 +291,19 @@ impl Backend for CpuBackend {
 
     fn rope(&self, x: &mut CpuBuffer, head_dim: usize, angles: &CpuBuffer) {
         self.map_rows(x, |r, x| {
-            let (cos, sin) = angles.row(r).split_at(head_dim / 2);
+            let (cos, sin) = angles.row(r).split_at(angles.width() / 2);
             self.isa.run(rows::Rope { x, head_dim, cos, sin });
         });
     }
 
-    fn rope_angles(&self, positions: &[u32], frequencies: &Vec<f32>) -> CpuBuffer {
+    fn rope_angles(&self, positions: &[u32], axes: usize, axis: &[u8], frequencies: &Vec<f32>) -> CpuBuffer {
         let n = frequencies.len();
-        let mut out = self.buffer(positions.len(), 2 * n);
-        for (position, row) in positions.iter().zip(out.data_mut().chunks_exact_mut(2 * n)) {
+        let mut out = self.buffer(positions.len() / axes, 2 * n);
+        for (positions, row) in positions.chunks_exact(axes).zip(out.data_mut().chunks_exact_mut(2 * n)) {
             for (i, f) in frequencies.iter().enumerate() {
+                let position = positions[axis.get(i).map_or(0, |a| usize::from(*a))];
                 // The angle is an f32 by definition; its sine is taken in f64 and rounded once.
-                let (sin, cos) = f64::from(*position as f32 * f).sin_cos();
+                let (sin, cos) = f64::from(position as f32 * f).sin_cos();
                 (row[i], row[n + i]) = (cos as f32, sin as f32);
             }
         }
@@ -267,5 +323,49 @@ impl Backend for CpuBackend {
             (0..x.rows()).map(|r| order::route(router.row(r), experts.scale, experts.top_k)).collect();
         let weights = moe::Weights { gate: experts.gate, up: experts.up, down: experts.down };
         moe::apply(self, &routes, x, &weights, experts.activation, out);
+    }
+
+    fn causal_conv(&self, state: &mut CpuState, layer: usize, x: &CpuBuffer, weight: &Vec<f32>, out: &mut CpuBuffer) {
+        let channels = x.width();
+        let own = &state.layers[layer];
+        let out = Shared::new(out.data_mut());
+        for pass in &state.passes {
+            let first = pass.segments[0].first_row;
+            let len: usize = pass.segments.iter().map(|s| s.len).sum();
+            let rows = &x.data()[first * channels..][..len * channels];
+            let window = pass.segments[0].read.map(|place| &own.windows[own.window(pass.slot, place)]);
+            self.each_row(len, channels, |r| {
+                // SAFETY: each row is taken once.
+                let out = unsafe { out.part((first + r) * channels, channels) };
+                self.isa.run(delta::ConvRow { window, rows: &rows[..(r + 1) * channels], weight, out });
+            });
+        }
+        delta::conv_advance(state, layer, x.data());
+    }
+
+    fn gated_delta(
+        &self,
+        state: &mut CpuState,
+        layer: usize,
+        qkv: &CpuBuffer,
+        a: &CpuBuffer,
+        b: &CpuBuffer,
+        gates: &DeltaGates<'_, Self>,
+        out: &mut CpuBuffer,
+    ) {
+        let shape = state.layers[layer].shape;
+        let mut prepared = self.buffer(qkv.rows(), 2 * shape.key_width() + 2 * shape.value_heads);
+        self.map_rows(&mut prepared, |r, out| {
+            self.isa.run(delta::Prepare {
+                qkv: qkv.row(r),
+                a: a.row(r),
+                b: b.row(r),
+                rate: gates.rate,
+                dt_bias: gates.dt_bias,
+                key_dim: shape.key_dim,
+                out,
+            });
+        });
+        delta::delta(&self.pool, self.isa, state, layer, prepared.data(), qkv.data(), out.data_mut());
     }
 }

@@ -120,6 +120,13 @@ pub fn silu<L: Lanes>(x: L) -> L {
     x.div(exp(x.mul(L::splat(-1.0))).add(L::splat(1.0)))
 }
 
+/// Sigmoid: [`mlxcel_compute::order::sigmoid`].
+#[inline(always)]
+pub fn sigmoid<L: Lanes>(x: L) -> L {
+    let one = L::splat(1.0);
+    x.fma(L::splat(0.0), one.div(exp(x.mul(L::splat(-1.0))).add(one)))
+}
+
 /// tanh: [`mlxcel_compute::order::tanh`].
 #[inline(always)]
 pub fn tanh<L: Lanes>(x: L) -> L {
@@ -133,5 +140,6 @@ pub fn activate<L: Lanes>(activation: mlxcel_compute::Activation, x: L) -> L {
     match activation {
         mlxcel_compute::Activation::GeluTanh => gelu_tanh(x),
         mlxcel_compute::Activation::Silu => silu(x),
+        mlxcel_compute::Activation::Sigmoid => sigmoid(x),
     }
 }

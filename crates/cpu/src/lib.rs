@@ -11,6 +11,7 @@ mod kv;
 pub mod lanes;
 mod ops;
 pub mod pool;
+pub mod state;
 
 pub use arch::Isa;
 pub use backend::{CpuBackend, CpuWeight, Precision};

@@ -197,7 +197,7 @@ fn rows_and_elements() {
             check(
                 || format!("rope, heads of {head_dim}, {kind:?}"),
                 |b| {
-                    let angles = b.rope_angles(&[0, 77, 100_000], &b.load_vector(&frequencies));
+                    let angles = b.rope_angles(&[0, 77, 100_000], 1, &[], &b.load_vector(&frequencies));
                     let mut x = filled(b, 3, &x);
                     b.rope(&mut x, head_dim, &angles);
                     [b.read(&x), b.read(&angles)].concat()

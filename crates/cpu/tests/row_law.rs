@@ -24,7 +24,14 @@ fn every_operation_keeps_the_row_law() {
 
 #[test]
 fn a_faulty_cpu_is_caught() {
-    for fault in [Fault::WideLinear, Fault::WidthDependentSum, Fault::StaleKeys, Fault::ChunkAttention] {
+    for fault in [
+        Fault::WideLinear,
+        Fault::WidthDependentSum,
+        Fault::StaleKeys,
+        Fault::ChunkAttention,
+        Fault::ChunkedDelta,
+        Fault::TakeBackWindow,
+    ] {
         let backend = Faulty::new(CpuBackend::new(Precision::Int8, 2), fault);
         let violation = check_all(&backend, &Options::quick()).expect_err("the fault must be seen");
         println!("{fault:?}: {violation}");

@@ -1,4 +1,4 @@
-//! Verbs on activations alone: norms, sums, scales, activations, rotations, and moving rows.
+//! Verbs on activations alone: norms, sums, scales, activations, and moving rows and columns.
 
 use super::rng::Rng;
 use super::rows::{Case, Input, Rows, draw};
@@ -17,7 +17,7 @@ fn factors(rng: &mut Rng, n: usize) -> Vec<f32> {
 }
 
 /// The error of a sum or product of a few terms, each about as large as the inputs at its place.
-fn near(options: &Options, want: &[f32], terms: &[&[f32]], factor: f32) -> Vec<f64> {
+pub(super) fn near(options: &Options, want: &[f32], terms: &[&[f32]], factor: f32) -> Vec<f64> {
     want.iter()
         .enumerate()
         .map(|(i, want)| {
@@ -128,6 +128,66 @@ fn add<B: Backend>(b: &B, width: usize, scale: f32, rows: &Rows) -> Vec<f32> {
     b.read(&x)
 }
 
+/// `add_gated`: one gate a row.
+///
+/// # Errors
+/// The first violation found.
+pub fn check_add_gated<B: Backend>(b: &B, options: &Options) -> Result<Report, Violation> {
+    let mut report = Report::default();
+    for seed in &options.seeds {
+        for width in widths(options) {
+            let case = Case {
+                op: "add_gated",
+                label: format!("rows of {width}"),
+                inputs: &[Input::Values(*width), Input::Values(*width), Input::Values(1)],
+                outputs: *width,
+                run: &|rows| add_gated(b, *width, rows),
+                want: &|rows| add_gated(&Reference, *width, rows),
+                bound: &|rows, want| near(options, want, &[&rows.inputs[0], &rows.inputs[1]], 1.0),
+            };
+            case.check(options, *seed, &mut report)?;
+        }
+    }
+    Ok(report)
+}
+
+fn add_gated<B: Backend>(b: &B, width: usize, rows: &Rows) -> Vec<f32> {
+    let mut x = filled(b, rows.n, width, &rows.inputs[0]);
+    let y = filled(b, rows.n, width, &rows.inputs[1]);
+    b.add_gated(&mut x, &y, &filled(b, rows.n, 1, &rows.inputs[2]));
+    b.read(&x)
+}
+
+/// `add_vector`.
+///
+/// # Errors
+/// The first violation found.
+pub fn check_add_vector<B: Backend>(b: &B, options: &Options) -> Result<Report, Violation> {
+    let mut report = Report::default();
+    for seed in &options.seeds {
+        for width in widths(options) {
+            let bias = factors(&mut Rng::for_case(*seed, "add_vector"), *width);
+            let case = Case {
+                op: "add_vector",
+                label: format!("rows of {width}"),
+                inputs: &[Input::Values(*width)],
+                outputs: *width,
+                run: &|rows| add_vector(b, *width, &bias, rows),
+                want: &|rows| add_vector(&Reference, *width, &bias, rows),
+                bound: &|rows, want| near(options, want, &[&rows.inputs[0]], 1.0),
+            };
+            case.check(options, *seed, &mut report)?;
+        }
+    }
+    Ok(report)
+}
+
+fn add_vector<B: Backend>(b: &B, width: usize, bias: &[f32], rows: &Rows) -> Vec<f32> {
+    let mut x = filled(b, rows.n, width, &rows.inputs[0]);
+    b.add_vector(&mut x, &b.load_vector(bias));
+    b.read(&x)
+}
+
 /// `scale`, with and without a weight.
 ///
 /// # Errors
@@ -169,7 +229,7 @@ pub fn check_activate_mul<B: Backend>(b: &B, options: &Options) -> Result<Report
     let mut report = Report::default();
     for seed in &options.seeds {
         for (turn, width) in widths(options).iter().enumerate() {
-            for act in [Activation::GeluTanh, Activation::Silu] {
+            for act in [Activation::GeluTanh, Activation::Silu, Activation::Sigmoid] {
                 let wide = width * 3 + 1;
                 let column = [0, *width, wide - width][turn % 3];
                 let case = Case {
@@ -231,60 +291,6 @@ fn softcap<B: Backend>(b: &B, width: usize, cap: f32, rows: &Rows) -> Vec<f32> {
     b.read(&x)
 }
 
-/// Positions that rotations are tried at.
-const POSITIONS: usize = 1 << 17;
-
-/// `rope_angles` and `rope`, including frequencies of zero (partial rotation).
-///
-/// # Errors
-/// The first violation found.
-pub fn check_rope<B: Backend>(b: &B, options: &Options) -> Result<Report, Violation> {
-    let dims: &[usize] = if options.quick { &[16, 64] } else { &[2, 16, 20, 32, 64, 128, 256] };
-    let mut report = Report::default();
-    for seed in &options.seeds {
-        for (turn, dim) in dims.iter().enumerate() {
-            let (n, heads) = (dim / 2, [1, 3, 4][turn % 3]);
-            let rotated = if turn % 2 == 0 { n } else { n.div_ceil(4) };
-            let frequency = |i: usize| if i < rotated { 1e4f32.powf(-(i as f32) / n as f32) } else { 0.0 };
-            let frequencies: Vec<f32> = (0..n).map(frequency).collect();
-            let case = Case {
-                op: "rope_angles",
-                label: format!("{n} frequencies, {rotated} not zero"),
-                inputs: &[Input::Index(POSITIONS)],
-                outputs: 2 * n,
-                run: &|rows| b.read(&b.rope_angles(&rows.indices(0), &b.load_vector(&frequencies))),
-                want: &|rows| Reference.read(&Reference.rope_angles(&rows.indices(0), &frequencies)),
-                bound: &|_, want| vec![options.elementwise; want.len()],
-            };
-            case.check(options, *seed, &mut report)?;
-            let width = heads * dim;
-            let case = Case {
-                op: "rope",
-                label: format!("{heads} heads of {dim}, {rotated} of {n} pairs rotated"),
-                inputs: &[Input::Values(width), Input::Index(POSITIONS)],
-                outputs: width,
-                run: &|rows| rope(b, *dim, heads, &frequencies, rows),
-                want: &|rows| rope(&Reference, *dim, heads, &frequencies, rows),
-                bound: &|rows, want| {
-                    let other = |i: usize| if i % dim < n { i + n } else { i - n };
-                    let x = &rows.inputs[0];
-                    let partner: Vec<f32> = (0..want.len()).map(|i| x[other(i)]).collect();
-                    near(options, want, &[x, &partner], 2.0)
-                },
-            };
-            case.check(options, *seed, &mut report)?;
-        }
-    }
-    Ok(report)
-}
-
-fn rope<B: Backend>(b: &B, dim: usize, heads: usize, frequencies: &[f32], rows: &Rows) -> Vec<f32> {
-    let mut x = filled(b, rows.n, heads * dim, &rows.inputs[0]);
-    let angles = b.rope_angles(&rows.indices(1), &b.load_vector(frequencies));
-    b.rope(&mut x, dim, &angles);
-    b.read(&x)
-}
-
 /// `gather`: any rows in any order, repeated or not, bit for bit.
 ///
 /// # Errors
@@ -317,4 +323,64 @@ pub fn check_gather<B: Backend>(b: &B, options: &Options) -> Result<Report, Viol
         }
     }
     Ok(report)
+}
+
+/// Which columns are copied.
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    /// Runs of a row.
+    runs: usize,
+    /// Values of a run.
+    period: usize,
+    /// First value copied of a run.
+    offset: usize,
+    /// Values copied of a run.
+    width: usize,
+}
+
+/// `columns`: whole rows, halves of heads, single values, runs that no vector fits; copies, bit for bit.
+///
+/// # Errors
+/// The first violation found.
+pub fn check_columns<B: Backend>(b: &B, options: &Options) -> Result<Report, Violation> {
+    let cases = [(1, 7, 0, 7), (3, 32, 0, 16), (3, 32, 16, 16), (4, 16, 5, 3), (20, 1, 0, 1), (2, 512, 256, 256)];
+    let more = [(1, 64, 63, 1), (5, 33, 1, 31), (8, 128, 64, 64), (1, 1152, 100, 577), (17, 3, 2, 1)];
+    let mut report = Report::default();
+    for seed in &options.seeds {
+        for (runs, period, offset, width) in cases.into_iter().chain(more).take(if options.quick { 6 } else { 11 }) {
+            let which = Columns { runs, period, offset, width };
+            let row = runs * period;
+            let label = format!("{which:?}");
+            let case = Case {
+                op: "columns",
+                label: label.clone(),
+                inputs: &[Input::Values(row)],
+                outputs: runs * width,
+                run: &|rows| columns(b, which, rows),
+                want: &|rows| columns(&Reference, which, rows),
+                bound: &|_, want| vec![0.0; want.len()],
+            };
+            case.check(options, *seed, &mut report)?;
+            // Rows that the reference is not asked for: infinities, and values that f32 arithmetic would flush.
+            let mut rng = Rng::for_case(*seed, &label);
+            for (kind, x) in draw(&mut rng, &[Input::Values(row)], options.rows()) {
+                let got = columns(b, which, &Rows::of(&[&x]));
+                let want: Vec<f32> =
+                    x[0].chunks_exact(period).flat_map(|run| &run[offset..offset + width]).copied().collect();
+                if let Some(i) = first_difference(&want, &got) {
+                    let what = format!("{label}: value {i} of a {kind:?} row is {:e}, not {:e}", got[i], want[i]);
+                    return Err(Violation::new("columns", what));
+                }
+                report.entry("columns").bits += got.len() as u64;
+            }
+        }
+    }
+    Ok(report)
+}
+
+fn columns<B: Backend>(b: &B, which: Columns, rows: &Rows) -> Vec<f32> {
+    let Columns { runs, period, offset, width } = which;
+    let mut out = stale(b, rows.n, runs * width);
+    b.columns(&filled(b, rows.n, runs * period, &rows.inputs[0]), period, offset, width, &mut out);
+    b.read(&out)
 }

@@ -190,7 +190,7 @@ fn together<B: Backend>(
     Ok(())
 }
 
-/// `gated` over some formats and both activations, including gate and up of different formats.
+/// `gated` over some formats and all activations, including gate and up of different formats.
 ///
 /// # Errors
 /// The first violation found.
@@ -210,7 +210,7 @@ pub fn check_gated<B: Backend>(b: &B, options: &Options) -> Result<Report, Viola
     for seed in &options.seeds {
         for (turn, (gate, up)) in pairs.iter().enumerate() {
             let shape = Shape { experts: 1, outputs: OUTPUTS[turn % 4], inputs: if turn % 2 == 0 { 128 } else { 384 } };
-            let act = if turn / 2 % 2 == 0 { Activation::GeluTanh } else { Activation::Silu };
+            let act = [Activation::GeluTanh, Activation::Silu, Activation::Sigmoid][turn / 2 % 3];
             let mut rng = Rng::for_case(*seed, &format!("gated {gate:?} {up:?} {shape:?}"));
             let gate = Loaded::random(b, "gated", &mut rng, *gate, shape)?;
             let up = Loaded::random(b, "gated", &mut rng, *up, shape)?;
@@ -230,7 +230,7 @@ pub fn check_gated<B: Backend>(b: &B, options: &Options) -> Result<Report, Viola
                         w.magnitudes(x).iter().map(|m| options.matmul(w.format) * m).collect()
                     };
                     let (g, dg, u, du) = (products(&gate), errors(&gate), products(&up), errors(&up));
-                    (0..g.len()).map(|i| gated_error(g[i], dg[i], u[i], du[i], options.elementwise)).collect()
+                    (0..g.len()).map(|i| gated_error(act, (g[i], dg[i]), (u[i], du[i]), options.elementwise)).collect()
                 },
             };
             case.check(options, *seed, &mut report)?;
@@ -239,10 +239,11 @@ pub fn check_gated<B: Backend>(b: &B, options: &Options) -> Result<Report, Viola
     Ok(report)
 }
 
-/// Largest error of `act(g) * u` for errors `dg` and `du`: neither activation is steeper than 1.13, nor larger than
-/// its argument.
-pub(super) fn gated_error(g: f64, dg: f64, u: f64, du: f64, elementwise: f64) -> f64 {
-    1.13 * dg * (u.abs() + du) + g.abs() * du + elementwise * (1.0 + g.abs()) * u.abs() + 1e-30
+/// Largest error of `act(g) * u` for `g` and `u` with their errors: no activation is steeper than 1.13, nor larger than
+/// its argument, or 1 for the sigmoid.
+pub(super) fn gated_error(act: Activation, (g, dg): (f64, f64), (u, du): (f64, f64), elementwise: f64) -> f64 {
+    let largest = if act == Activation::Sigmoid { 1.0 } else { g.abs() };
+    1.13 * dg * (u.abs() + du) + largest * du + elementwise * (1.0 + g.abs()) * u.abs() + 1e-30
 }
 
 fn gated<B: Backend>(b: &B, gate: &B::Weight, up: &B::Weight, act: Activation, shape: Shape, rows: &Rows) -> Vec<f32> {

@@ -3,8 +3,8 @@
 //! Each verb is checked two ways. **Bounds**: against [`Reference`](crate::reference::Reference) (f64) on the same
 //! inputs, within the tolerance [`Options`] gives its class. **Bits**: against itself, since the row law says that a
 //! row computed alone is the row computed in any company: at every width 2..=17 and some larger, in any order, beside
-//! rows full of NaN and huge values, and (attention) however the sequence was cut into spans, mixed with others, rolled
-//! back, or moved to other pages.
+//! rows full of NaN and huge values, and (attention, recurrent layers) however the sequence was cut into spans, mixed with
+//! others, rolled back, or moved to other pages and slots.
 //!
 //! ```
 //! use mlxcel_compute::conformance::{Options, check_add};
@@ -25,8 +25,13 @@ mod elementwise;
 mod linear;
 mod moe;
 mod paging;
+mod recurrent;
+mod rewind;
 pub mod rng;
+mod rope;
 mod rows;
+mod states;
+mod walk;
 pub mod weights;
 
 use std::collections::BTreeMap;
@@ -34,11 +39,13 @@ use std::fmt;
 
 pub use attend::check_attend;
 pub use elementwise::{
-    check_activate_mul, check_add, check_add_rms_norm, check_gather, check_rms_norm, check_rope, check_scale,
-    check_softcap,
+    check_activate_mul, check_add, check_add_gated, check_add_rms_norm, check_add_vector, check_columns, check_gather,
+    check_rms_norm, check_scale, check_softcap,
 };
 pub use linear::{check_embed, check_gated, check_linear};
 pub use moe::check_moe;
+pub use recurrent::check_recurrent;
+pub use rope::check_rope;
 
 use crate::{Backend, DType, WeightFormat};
 
@@ -75,6 +82,8 @@ pub struct Options {
     pub attention: f64,
     /// The same where K and V are arbitrary f32 and pages may round them.
     pub kv_pages: f64,
+    /// Relative error of a value of a recurrent state, to the longest its column was so far.
+    pub recurrent: f64,
     /// Each seed draws all cases afresh.
     pub seeds: Vec<u64>,
     /// Fewer shapes and widths: seconds instead of tens of seconds.
@@ -91,6 +100,7 @@ impl Options {
             elementwise: 1e-5,
             attention: 1e-5,
             kv_pages: 1e-2,
+            recurrent: 1e-5,
             seeds: vec![1],
             quick: false,
         }
@@ -176,8 +186,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Verbs that [`check_all`] reports on.
-pub const OPS: [&str; 14] = [
+/// Verbs that [`check_all`] reports on; `state` stands for those that move recurrent states.
+pub const OPS: [&str; 20] = [
     "linear",
     "gated",
     "embed",
@@ -185,6 +195,9 @@ pub const OPS: [&str; 14] = [
     "rms_norm",
     "add_rms_norm",
     "add",
+    "add_gated",
+    "add_vector",
+    "columns",
     "scale",
     "activate_mul",
     "softcap",
@@ -192,6 +205,9 @@ pub const OPS: [&str; 14] = [
     "rope_angles",
     "attend",
     "moe",
+    "causal_conv",
+    "gated_delta",
+    "state",
 ];
 
 /// Runs every check.
@@ -206,6 +222,9 @@ pub fn check_all<B: Backend>(b: &B, options: &Options) -> Result<Report, Violati
     let checks = [
         check_gather,
         check_add,
+        check_add_gated,
+        check_add_vector,
+        check_columns,
         check_scale,
         check_softcap,
         check_activate_mul,
@@ -213,6 +232,7 @@ pub fn check_all<B: Backend>(b: &B, options: &Options) -> Result<Report, Violati
         check_add_rms_norm,
         check_rope,
         check_embed,
+        check_recurrent,
         check_moe,
         check_gated,
         check_attend,

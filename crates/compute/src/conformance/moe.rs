@@ -96,7 +96,7 @@ fn check_one<B: Backend>(
             outputs: hidden,
             run: &|rows| moe(b, &on_backend, sizes, rows),
             want: &|rows| moe(&Reference, &on_reference, sizes, rows),
-            bound: &|rows, _| errors(&layer, sizes, options, rows),
+            bound: &|rows, _| errors(&layer, sizes, act, options, rows),
         };
         case.check(options, seed, report)?;
     }
@@ -113,7 +113,7 @@ fn moe<B: Backend>(b: &B, experts: &Experts<'_, B>, sizes: Sizes, rows: &Rows) -
 
 /// The largest error of each output: every matrix product errs by its tolerance, and the errors of the first two pass
 /// through the third. Worked out expert by expert with the reference's own products, weighted as the router says.
-fn errors<B: Backend>(layer: &Layer<B>, sizes: Sizes, options: &Options, rows: &Rows) -> Vec<f64> {
+fn errors<B: Backend>(layer: &Layer<B>, sizes: Sizes, act: Activation, options: &Options, rows: &Rows) -> Vec<f64> {
     let tolerance = options.matmul(layer.gate.format);
     let mut out = vec![0.0; rows.n * sizes.hidden];
     for r in 0..rows.n {
@@ -123,7 +123,8 @@ fn errors<B: Backend>(layer: &Layer<B>, sizes: Sizes, options: &Options, rows: &
             let factor = share * f64::from(layer.scale[expert]);
             let (g, gs) = (layer.gate.product(expert, x), layer.gate.magnitude(expert, &x_terms));
             let (u, us) = (layer.up.product(expert, x), layer.up.magnitude(expert, &x_terms));
-            let slack = |i: usize| gated_error(g[i], tolerance * gs[i], u[i], tolerance * us[i], options.elementwise);
+            let slack =
+                |i: usize| gated_error(act, (g[i], tolerance * gs[i]), (u[i], tolerance * us[i]), options.elementwise);
             let h: Vec<f32> = (0..sizes.width).map(|i| (g[i].abs() * u[i].abs()) as f32).collect(); // >= |act(g) u|
             let h_terms = terms(layer.down.format, &h, sizes.width);
             let slack: Vec<f32> = (0..sizes.width)

@@ -1,6 +1,7 @@
 //! The operations, one idea a file.
 
 pub mod attend;
+pub mod delta;
 pub mod linear;
 pub mod moe;
 pub mod quant;

@@ -23,7 +23,7 @@ macro_rules! map16 {
 
 /// Sixteen values from `at`, the missing ones zero.
 #[inline(always)]
-fn sixteen<L: Lanes>(v: &[f32], at: usize) -> L {
+pub fn sixteen<L: Lanes>(v: &[f32], at: usize) -> L {
     match v[at..].first_chunk() {
         Some(all) => L::load(all),
         None => L::load_partial(&v[at..]),
@@ -118,6 +118,26 @@ impl Kernel for Add<'_> {
     }
 }
 
+/// `x = x + sigmoid(gate) * y` of one row.
+pub struct AddGated<'a> {
+    /// In place.
+    pub x: &'a mut [f32],
+    /// Added.
+    pub y: &'a [f32],
+    /// The gate before its sigmoid.
+    pub gate: f32,
+}
+
+impl Kernel for AddGated<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let factor = L::splat(mlxcel_compute::order::sigmoid(self.gate));
+        map16!(self.x, |at, x: L| factor.fma(sixteen(self.y, at), x));
+    }
+}
+
 /// `x = x * scale * weight` of one row.
 pub struct Scale<'a> {
     /// In place.
@@ -181,13 +201,14 @@ impl Kernel for Softcap<'_> {
     }
 }
 
-/// Rotates the heads of one row: `(a, b) -> (a cos - b sin, b cos + a sin)` with `b` half a head further.
+/// Rotates the heads of one row: `(a, b) -> (a cos - b sin, b cos + a sin)` with `b` as many values further as there are
+/// angles.
 pub struct Rope<'a> {
     /// Heads of the row, in place.
     pub x: &'a mut [f32],
     /// Values of a head.
     pub head_dim: usize,
-    /// Cosines, `head_dim / 2`.
+    /// Cosines, at most `head_dim / 2`.
     pub cos: &'a [f32],
     /// Sines.
     pub sin: &'a [f32],
@@ -198,9 +219,9 @@ impl Kernel for Rope<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let half = self.head_dim / 2;
+        let half = self.cos.len();
         for head in self.x.chunks_exact_mut(self.head_dim) {
-            let (first, second) = head.split_at_mut(half);
+            let (first, second) = head[..2 * half].split_at_mut(half);
             for at in (0..half).step_by(16) {
                 let (a, b) = (sixteen::<L>(first, at), sixteen::<L>(second, at));
                 let (cos, sin) = (sixteen::<L>(self.cos, at), sixteen::<L>(self.sin, at));
@@ -214,7 +235,7 @@ impl Kernel for Rope<'_> {
 
 /// Stores the lanes that exist from `at`.
 #[inline(always)]
-fn put<L: Lanes>(out: &mut [f32], at: usize, v: L) {
+pub fn put<L: Lanes>(out: &mut [f32], at: usize, v: L) {
     let rest = &mut out[at..];
     match rest.first_chunk_mut() {
         Some(all) => v.store(all),
