@@ -22,6 +22,15 @@ const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 /// How many left-over tensors a message names.
 const NAMED_LEFT_OVERS: usize = 5;
 
+/// Order of a convolution's axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConvLayout {
+    /// `[channels, 1, taps]`.
+    Transformers,
+    /// `[channels, taps, 1]`.
+    Mlx,
+}
+
 /// Tensors under a name prefix. Readers made from one another share the record of what was taken.
 #[derive(Clone, Debug)]
 pub struct Weights<'a> {
@@ -142,6 +151,26 @@ impl<'a> Weights<'a> {
         tensor.expect_dtype(&FLOATS)?;
         tensor.expect_shape(&[len])?;
         Ok(floats(&tensor))
+    }
+
+    /// Taps of a depthwise causal convolution, `[taps, channels]`, the oldest row's first. Files of transformers have them as
+    /// `[channels, 1, taps]`, MLX's as `[channels, taps, 1]`.
+    pub fn taps(&self, name: &str, channels: usize, taps: usize, layout: ConvLayout) -> Result<Vec<f32>> {
+        let tensor = self.tensor(name)?;
+        tensor.expect_dtype(&FLOATS)?;
+        match layout {
+            ConvLayout::Transformers => tensor.expect_shape(&[channels, 1, taps])?,
+            ConvLayout::Mlx => tensor.expect_shape(&[channels, taps, 1])?,
+        }
+        let values = floats(&tensor);
+        Ok((0..taps).flat_map(|j| values.iter().skip(j).step_by(taps).copied()).collect())
+    }
+
+    /// How a convolution's tensor lies, by its last axis; `None` when there is no such tensor of three axes.
+    pub fn conv_layout(&self, name: &str) -> Option<ConvLayout> {
+        let tensor = self.checkpoint.get(&format!("{}{name}", self.prefix)).ok()?;
+        let last = (tensor.shape.len() == 3).then(|| tensor.shape[2])?;
+        Some(if last == 1 { ConvLayout::Mlx } else { ConvLayout::Transformers })
     }
 
     /// A single float, stored as `[1]` or as a scalar.

@@ -8,6 +8,7 @@ use mlxcel_model::{Model, ModelError};
 use mlxcel_text::Tokenizer;
 
 use crate::cache::pages::{PagePool, PageTable, pages_needed};
+use crate::cache::states::{StateLine, States};
 use crate::request::{EngineError, Event, FinishReason, Request, RequestError, RequestId};
 use crate::scheduler::{Planned, plan};
 use crate::sequence::Sequence;
@@ -21,20 +22,23 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Most rows of a step.
     pub step_rows: usize,
-    /// Keep the K/V of the last finished answer, for a conversation that goes on.
+    /// Keep what the last finished answer computed, for a conversation that goes on.
     pub reuse: bool,
+    /// Bytes for snapshots of recurrent states, which let a conversation be taken up before its end.
+    pub state_cache: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { parallel: 1, context: None, step_rows: 512, reuse: true }
+        EngineOptions { parallel: 1, context: None, step_rows: 512, reuse: true, state_cache: 1 << 30 }
     }
 }
 
-/// The last finished sequence's tokens and pages.
+/// The last finished sequence's tokens, pages and state.
 struct Parked {
     tokens: Vec<u32>,
     pages: PageTable,
+    state: StateLine,
 }
 
 /// Runs requests on a model.
@@ -44,6 +48,7 @@ pub struct Engine {
     options: EngineOptions,
     context: usize,
     pool: PagePool,
+    states: States,
     waiting: VecDeque<(RequestId, Request)>,
     running: Vec<Sequence>,
     parked: Option<Parked>,
@@ -79,7 +84,10 @@ impl Engine {
         }
         let page_len = model.page_len();
         let pages = pages_needed(model.kv_layout(), page_len, options.parallel, context, options.step_rows);
-        model.reserve(&pages)?;
+        // One slot more than run at once, for the parked answer.
+        let slots = options.parallel + 1;
+        model.reserve(&pages, slots)?;
+        let states = States::new(&*model, slots, if options.reuse { options.state_cache } else { 0 });
         let pool = PagePool::new(model.kv_layout(), page_len, &pages);
         Ok(Engine {
             model,
@@ -87,6 +95,7 @@ impl Engine {
             options,
             context,
             pool,
+            states,
             waiting: VecDeque::new(),
             running: Vec::new(),
             parked: None,
@@ -176,7 +185,11 @@ impl Engine {
     pub fn step(&mut self) -> Vec<Event> {
         self.admit();
         let lengths: Vec<(usize, usize)> = self.running.iter().map(|s| (s.computed, s.history.len())).collect();
-        let planned = plan(&lengths, self.options.step_rows);
+        let mut planned = plan(&lengths, self.options.step_rows);
+        for p in planned.iter_mut().filter(|p| p.len > 1) {
+            let end = p.start + p.len;
+            p.len = self.states.cut(p.start, end, end == lengths[p.index].1) - p.start;
+        }
         let mut events = Vec::new();
         let mut ended = Vec::new();
         match self.forward(&planned) {
@@ -210,32 +223,49 @@ impl Engine {
             let Some((id, request)) = self.waiting.pop_front() else { return };
             // The request was checked when it came.
             let Ok(mut sequence) = self.sequence(id, request) else { continue };
-            if let Some(mut parked) = self.parked.take() {
-                let same = parked.tokens.iter().zip(sequence.history.tokens()).take_while(|(a, b)| a == b).count();
-                // The last prompt token is always computed: its logits choose the first token.
-                let reuse = same.min(sequence.history.len() - 1);
-                if reuse > 0 && self.pool.truncate(&mut parked.pages, reuse) {
-                    sequence.pages = parked.pages;
-                    (sequence.computed, sequence.cached) = (reuse, reuse);
-                } else {
-                    self.pool.release(parked.pages);
-                }
+            if let Some(parked) = self.parked.take() {
+                self.resume(&mut sequence, parked);
             }
+            sequence.state = sequence.state.or_else(|| self.states.line());
+            assert!(sequence.state.is_some(), "a slot for each sequence that runs");
             sequence.start_clock();
             self.running.push(sequence);
         }
     }
 
-    /// Keeps or frees the pages of a sequence that ended.
+    /// Lets a new sequence go on where a finished one agrees with its prompt, as far as pages and state can be taken back.
+    fn resume(&mut self, sequence: &mut Sequence, mut parked: Parked) {
+        let same = parked.tokens.iter().zip(sequence.history.tokens()).take_while(|(a, b)| a == b).count();
+        // The last prompt token is always computed: its logits choose the first token.
+        let reuse = same.min(sequence.history.len() - 1);
+        let reuse = if reuse > 0 { self.states.return_to(&mut *self.model, &mut parked.state, reuse) } else { 0 };
+        if reuse > 0 && self.pool.truncate(&mut parked.pages, reuse) {
+            (sequence.pages, sequence.state) = (parked.pages, Some(parked.state));
+            (sequence.computed, sequence.cached) = (reuse, reuse);
+        } else {
+            self.pool.release(parked.pages);
+            self.states.release(parked.state);
+        }
+    }
+
+    /// Keeps or frees the pages and the state of a sequence that ended.
     fn park(&mut self, sequence: Sequence) {
+        let Some(state) = sequence.state else { return self.pool.release(sequence.pages) };
         if !self.options.reuse || sequence.computed == 0 {
+            self.states.release(state);
             return self.pool.release(sequence.pages);
         }
-        if let Some(old) = self.parked.take() {
-            self.pool.release(old.pages);
-        }
+        self.forget();
         let tokens = sequence.history.tokens()[..sequence.computed].to_vec();
-        self.parked = Some(Parked { tokens, pages: sequence.pages });
+        self.parked = Some(Parked { tokens, pages: sequence.pages, state });
+    }
+
+    /// Frees the parked answer.
+    fn forget(&mut self) {
+        if let Some(parked) = self.parked.take() {
+            self.pool.release(parked.pages);
+            self.states.release(parked.state);
+        }
     }
 
     fn forward(&mut self, planned: &[Planned]) -> Result<Vec<f32>, ModelError> {
@@ -247,19 +277,39 @@ impl Engine {
                 // The pool was sized for every slot; only the parked answer can be in the way.
                 if let Some(parked) = self.parked.take() {
                     self.pool.release(parked.pages);
+                    self.states.release(parked.state);
                 }
                 assert!(self.pool.extend(&mut sequence.pages, p.start, end), "the page pool is sized for every slot");
             }
             let tokens = &sequence.history.tokens()[p.start..end];
-            self.batch.push(p.index, p.start, tokens, &sequence.pages.tables(), Wanted::Last);
+            let slot = sequence.state.as_ref().expect("a running sequence has a slot").slot();
+            self.batch.push(slot, p.start, tokens, &sequence.pages.tables(), Wanted::Last);
         }
         if self.batch.is_empty() { Ok(Vec::new()) } else { self.model.forward(&self.batch) }
     }
 
+    /// Runs one sequence's part of a step that failed. Its recurrent state may have to be computed again up to there, which
+    /// gives the same bits.
     fn forward_alone(&mut self, planned: Planned, events: &mut Vec<Event>, ended: &mut Vec<usize>) {
+        let Planned { index, start, .. } = planned;
+        let sequence = &mut self.running[index];
+        let state = sequence.state.as_mut().expect("a running sequence has a slot");
+        let mut at = self.states.return_to(&mut *self.model, state, start);
+        if at < start && !self.pool.truncate(&mut sequence.pages, at) {
+            let none = self.pool.table();
+            self.pool.release(std::mem::replace(&mut sequence.pages, none));
+            at = 0;
+        }
+        while at < start {
+            let len = (start - at).min(self.options.step_rows);
+            if let Err(e) = self.forward(&[Planned { index, start: at, len }]) {
+                return self.fail(index, &e.to_string(), events, ended);
+            }
+            at += len;
+        }
         match self.forward(&[planned]) {
             Ok(logits) => self.accept(&[planned], &logits, events, ended),
-            Err(e) => self.fail(planned.index, &e.to_string(), events, ended),
+            Err(e) => self.fail(index, &e.to_string(), events, ended),
         }
     }
 
@@ -273,15 +323,21 @@ impl Engine {
     /// Takes a step's logits: one row a span. A prompt chunk that is not the last has one too, unused, so that damage is
     /// found in the chunk that it comes from.
     fn accept(&mut self, planned: &[Planned], logits: &[f32], events: &mut Vec<Event>, ended: &mut Vec<usize>) {
-        let mut rows = logits.chunks_exact(self.model.info().vocab_size);
+        let vocab = self.model.info().vocab_size;
+        let assigned = vocab.min(self.tokenizer.vocab_size());
+        let mut rows = logits.chunks_exact(vocab);
         for p in planned {
             let sequence = &mut self.running[p.index];
             let row = rows.next().expect("a row for each span");
             sequence.computed = p.start + p.len;
+            if let Some(state) = &mut sequence.state {
+                self.states.advance(&*self.model, state, sequence.computed);
+            }
             if sequence.computed < sequence.history.len() {
                 continue;
             }
-            match sequence.choose(row) {
+            // Rows beyond the tokenizer's ids pad the matrix: no token has them.
+            match sequence.choose(&row[..assigned]) {
                 Ok(sampled) => {
                     if sequence.emit(sampled, events) {
                         ended.push(p.index);

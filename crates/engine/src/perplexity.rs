@@ -44,7 +44,7 @@ pub fn perplexity(
     let page_len = model.page_len();
     let layout = model.kv_layout().to_vec();
     let pages = pages_needed(&layout, page_len, 1, context, STEP);
-    model.reserve(&pages)?;
+    model.reserve(&pages, 1)?;
     let (mut sum, mut count) = (0.0, 0);
     let mut done = 0;
     for text in tokens.chunks(context - bos.iter().len()) {

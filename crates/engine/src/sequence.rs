@@ -7,6 +7,7 @@ use std::time::Instant;
 use mlxcel_text::{Detokenizer, Tokenizer};
 
 use crate::cache::pages::PageTable;
+use crate::cache::states::StateLine;
 use crate::request::{Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
 use crate::sample::{History, SampleError, Sampled, Sampler};
 use crate::stop::StopStrings;
@@ -20,6 +21,8 @@ pub struct Sequence {
     /// Prompt positions that came from the cache.
     pub cached: usize,
     pub pages: PageTable,
+    /// Its recurrent state; `None` only before it runs.
+    pub state: Option<StateLine>,
     sampler: Sampler,
     detokenizer: Detokenizer,
     stops: StopStrings,
@@ -51,6 +54,7 @@ impl Sequence {
             computed: 0,
             cached: 0,
             pages,
+            state: None,
             sampler: Sampler::new(request.sampling, vocab)?,
             detokenizer: Detokenizer::new(tokenizer, !request.show_special),
             stops: StopStrings::new(request.stop)?,

@@ -66,7 +66,8 @@ fn one_answer_is_kept_and_no_more() {
 #[test]
 fn a_kept_answer_yields_to_a_full_house() {
     // Every slot filled to the last position while an answer is kept: the pool has no page to spare for it.
-    let options = EngineOptions { parallel: 2, context: Some(64), step_rows: 16, reuse: true };
+    let options =
+        EngineOptions { parallel: 2, context: Some(64), step_rows: 16, reuse: true, ..EngineOptions::default() };
     let mut driver = Driver::new(scripted::hashing(), options);
     let long = |first| Request { ignore_eos: true, ..sampled(vec![first; 30], 1000, 1) };
     let short = driver.submit(Request { ignore_eos: true, ..sampled(vec![440; 50], 8, 1) });
@@ -110,7 +111,7 @@ proptest! {
         reuse in any::<bool>(),
     ) {
         let context = 64;
-        let options = EngineOptions { parallel, context: Some(context), step_rows, reuse };
+        let options = EngineOptions { parallel, context: Some(context), step_rows, reuse, ..EngineOptions::default() };
         let mut driver = Driver::new(scripted::hashing(), options);
         let mut asked: Vec<(RequestId, Request)> = Vec::new();
         let mut text = vec![2, 440, 441];

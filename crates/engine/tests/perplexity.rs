@@ -15,7 +15,7 @@ use mlxcel_model::Model;
 fn losses(model: &mut dyn Model, window: &[u32]) -> Vec<f64> {
     let (vocab, groups) = (model.info().vocab_size, model.kv_layout().len());
     let pages = window.len().div_ceil(model.page_len());
-    model.reserve(&vec![pages; groups]).expect("pages");
+    model.reserve(&vec![pages; groups], 1).expect("pages");
     let table: Vec<u32> = (0..pages as u32).collect();
     let mut batch = Batch::new();
     batch.push(0, 0, window, &vec![&table[..]; groups], Wanted::All);

@@ -16,7 +16,7 @@ use mlxcel_model::Model;
 fn logits(model: &mut dyn Model, tokens: &[u32]) -> Vec<f32> {
     let pages = tokens.len().div_ceil(model.page_len());
     let groups = model.kv_layout().len();
-    model.reserve(&vec![pages; groups]).expect("pages");
+    model.reserve(&vec![pages; groups], 1).expect("pages");
     let table: Vec<u32> = (0..pages as u32).rev().collect();
     let mut batch = Batch::new();
     batch.push(0, 0, tokens, &vec![&table[..]; groups], Wanted::All);

@@ -5,15 +5,15 @@
 
 use mlxcel_checkpoint::gemma4::{Gemma4Config, Gemma4TextConfig};
 use mlxcel_checkpoint::{Checkpoint, Weights};
-use mlxcel_compute::{Activation, Backend, Batch, KvGroup, KvShape, KvSlot};
+use mlxcel_compute::{Activation, Backend, Batch, KvGroup, KvShape, KvSlot, StateLayout};
 
 use crate::layers::attention::{Attention, Shape};
 use crate::layers::mlp::Mlp;
 use crate::layers::moe::{Moe, Sizes};
 use crate::layers::{Loader, rope};
-use crate::summary::Ledger;
+use crate::summary::{Facts, Ledger};
 use crate::tap::{Tap, show};
-use crate::{ModelError, ModelInfo, Network};
+use crate::{Memory, ModelError, ModelInfo, Network};
 
 /// The text stack.
 pub struct Gemma4<B: Backend> {
@@ -26,6 +26,7 @@ pub struct Gemma4<B: Backend> {
     norm: B::Vector,           // [hidden]
     rotations: Vec<B::Vector>, // frequencies, distinct ones
     kv_layout: Vec<KvGroup>,
+    state_layout: StateLayout,
 }
 
 struct PerLayer<B: Backend> {
@@ -51,6 +52,25 @@ struct LayerInput<B: Backend> {
     per_layer_input_gate: B::Weight,      // [width, hidden]
     per_layer_projection: B::Weight,      // [hidden, width]
     post_per_layer_input_norm: B::Vector, // [hidden]
+}
+
+fn facts(config: &Gemma4Config) -> Facts<'_> {
+    let tokens = [config.image_token_id, config.audio_token_id, config.video_token_id];
+    Facts {
+        architecture: &config.architecture,
+        model_type: config.family.model_type(),
+        vocab_size: config.text.vocab_size,
+        max_position_embeddings: config.text.max_position_embeddings,
+        layers: config.text.num_hidden_layers,
+        hidden_size: config.text.hidden_size,
+        stop_ids: &config.eos_token_ids,
+        media: [(config.has_vision, "image"), (config.has_audio, "audio")]
+            .into_iter()
+            .filter_map(|(has, medium)| has.then_some(medium))
+            .collect(),
+        media_tokens: tokens.into_iter().flatten().collect(),
+        warnings: &config.warnings,
+    }
 }
 
 /// Groups layers that cache by the positions they keep: `(layout, slot of each layer's K/V)`.
@@ -84,7 +104,7 @@ impl<B: Backend> Gemma4<B> {
         let config = all.text.clone();
         let weights = Weights::detect(checkpoint)?;
         let ledger = Ledger::default();
-        let load = Loader { backend, weights, ledger: &ledger };
+        let load = Loader { backend, weights, ledger: &ledger, norm_shift: 0.0 };
         let (hidden, vocab, count) = (config.hidden_size, config.vocab_size, config.num_hidden_layers);
         let width = config.hidden_size_per_layer_input;
         let per_layer = if width == 0 {
@@ -116,7 +136,7 @@ impl<B: Backend> Gemma4<B> {
         let norm = load.vector("norm.weight", hidden)?;
         load.weights.finish(|name| all.ignores(name))?;
         Ok(Gemma4 {
-            info: ModelInfo::gemma4(checkpoint, &all, ledger.modules()),
+            info: ModelInfo::new(checkpoint, facts(&all), ledger.modules()),
             embed_tokens,
             lm_head,
             per_layer,
@@ -124,6 +144,7 @@ impl<B: Backend> Gemma4<B> {
             norm,
             rotations: frequencies.iter().map(|f| backend.load_vector(f)).collect(),
             kv_layout,
+            state_layout: StateLayout::default(),
             config,
         })
     }
@@ -161,6 +182,12 @@ impl<B: Backend> Layer<B> {
             heads: config.num_attention_heads,
             kv_heads: config.kv_heads(layer),
             head_dim: config.head_dim(layer),
+            scale: 1.0,
+            qk_norm: true,
+            v_norm: true,
+            qkv_bias: false,
+            o_bias: false,
+            gated: false,
             k_eq_v: config.k_eq_v(layer),
             shared: layer >= config.first_shared_layer(),
             window: config.is_sliding(layer).then_some(config.sliding_window),
@@ -203,7 +230,11 @@ impl<B: Backend> Network<B> for Gemma4<B> {
         &self.kv_layout
     }
 
-    fn forward(&self, backend: &B, kv: &mut B::Kv, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer {
+    fn state_layout(&self) -> &StateLayout {
+        &self.state_layout
+    }
+
+    fn forward(&self, backend: &B, memory: &mut Memory<B>, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer {
         let config = &self.config;
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps as f32);
         let mut x = backend.buffer(batch.rows(), hidden);
@@ -214,7 +245,7 @@ impl<B: Backend> Network<B> for Gemma4<B> {
             show(tap, backend, None, "per_layer_inputs", ple);
         }
         let angles = |batch: &Batch| -> Vec<B::Buffer> {
-            self.rotations.iter().map(|f| backend.rope_angles(batch.positions(), f)).collect()
+            self.rotations.iter().map(|f| backend.rope_angles(batch.positions(), 1, &[], f)).collect()
         };
         let mut rotations = angles(batch);
         // Sharing layers write no cache: from the first of them on, only the wanted rows matter.
@@ -234,7 +265,7 @@ impl<B: Backend> Network<B> for Gemma4<B> {
             let rows = batch.rows();
             let mut normed = backend.buffer(rows, hidden);
             backend.rms_norm(&x, hidden, Some(&layer.input_layernorm), eps, &mut normed);
-            let mixed = layer.self_attn.forward(backend, kv, batch, &normed, &rotations[layer.rotation]);
+            let mixed = layer.self_attn.forward(backend, &mut memory.kv, batch, &normed, &rotations[layer.rotation]);
             show(tap, backend, Some(l), "attention", &mixed);
             backend.add_rms_norm(&mut x, &mixed, &layer.post_attention_layernorm, eps, 1.0);
 

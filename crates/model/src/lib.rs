@@ -7,7 +7,9 @@
 mod error;
 pub mod gemma4;
 mod layers;
+pub mod llama;
 mod loaded;
+pub mod qwen3_5;
 pub mod registry;
 pub mod summary;
 pub mod tap;
@@ -16,9 +18,40 @@ pub use error::ModelError;
 pub use loaded::LoadedModel;
 pub use summary::ModelInfo;
 
-use mlxcel_compute::{Backend, Batch, KvGroup};
+use mlxcel_compute::{Backend, Batch, KvGroup, StateLayout};
 
 use tap::Tap;
+
+/// What a network remembers of its sequences.
+pub struct Memory<B: Backend> {
+    /// KV pages of the attention layers.
+    pub kv: B::Kv,
+    /// Slots of the recurrent layers.
+    pub state: B::State,
+}
+
+/// A copy of one sequence's recurrent state.
+pub struct Snapshot {
+    position: usize,
+    inner: Box<dyn std::any::Any + Send>,
+}
+
+impl Snapshot {
+    /// A snapshot of a backend's own making.
+    pub fn new(position: usize, inner: impl std::any::Any + Send) -> Self {
+        Snapshot { position, inner: Box::new(inner) }
+    }
+
+    /// Rows the state has seen.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The backend's own copy, when it is of that type.
+    pub fn inner<T: 'static>(&self) -> Option<&T> {
+        self.inner.downcast_ref()
+    }
+}
 
 /// A network over a backend: weights and the forward pass, without cache memory.
 pub trait Network<B: Backend>: Send {
@@ -28,10 +61,16 @@ pub trait Network<B: Backend>: Send {
     /// Which layers cache, in which groups.
     fn kv_layout(&self) -> &[KvGroup];
 
-    /// One step over a batch: appends K/V of every row, returns logits `[wanted rows, vocab]`. The tap, when there is
-    /// one, sees every intermediate.
-    fn forward(&self, backend: &B, kv: &mut B::Kv, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer;
+    /// Which layers are recurrent.
+    fn state_layout(&self) -> &StateLayout;
+
+    /// One step over a batch: appends K/V of every row and moves the states of every span on, returns logits `[wanted rows,
+    /// vocab]`. The tap, when there is one, sees every intermediate.
+    fn forward(&self, backend: &B, memory: &mut Memory<B>, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer;
 }
+
+/// Rows of a span that can be taken back from recurrent layers: more than the widest block that is verified.
+pub const TAKE_BACK: usize = 16;
 
 /// A model ready to run, whatever its family and backend.
 pub trait Model: Send {
@@ -50,16 +89,41 @@ pub trait Model: Send {
     /// Bytes of one page of a group.
     fn kv_page_bytes(&self, group: usize) -> usize;
 
-    /// Reserves (or replaces) the KV pages: `pages[g]` for each group. Cached contents are lost.
+    /// Whether layers carry recurrent state, so that sequences need slots (`Span::sequence`) and positions cannot be taken
+    /// back at will.
+    fn is_recurrent(&self) -> bool;
+
+    /// Bytes of one slot of recurrent state, and of one [`Snapshot`].
+    fn state_bytes(&self) -> (usize, usize);
+
+    /// Reserves (or replaces) the memory: `pages[g]` KV pages for each group, `slots` slots of recurrent state. Contents are
+    /// lost.
     ///
     /// # Errors
     /// When the memory cannot be had.
-    fn reserve(&mut self, pages: &[usize]) -> Result<(), ModelError>;
+    fn reserve(&mut self, pages: &[usize], slots: usize) -> Result<(), ModelError>;
+
+    /// Takes a sequence's recurrent state back to `len` positions, exactly; true at once without recurrent layers. False,
+    /// changing nothing, when that is more than the last span brought (or than [`TAKE_BACK`]).
+    fn take_back(&mut self, slot: usize, len: usize) -> bool;
+
+    /// Copies a slot's recurrent state; `None` when there is none to copy.
+    fn save_state(&self, slot: usize) -> Option<Snapshot>;
+
+    /// Puts a copy into a slot.
+    ///
+    /// # Panics
+    /// When the copy is another model's.
+    fn restore_state(&mut self, slot: usize, snapshot: &Snapshot);
+
+    /// A copy in numbers, for tests and probes: each layer's window and matrices ([`Backend::state_read`]).
+    fn read_state(&self, snapshot: &Snapshot) -> Vec<f32>;
 
     /// Runs one batch and returns the logits of its wanted rows, `[wanted, vocab]` row-major.
     ///
     /// # Errors
-    /// [`ModelError::NonFinite`] when a logit is NaN or infinite, naming the first layer that produced one.
+    /// [`ModelError::NonFinite`] when a logit is NaN or infinite, naming the first layer that produced one. Recurrent states
+    /// of the batch are then lost where they cannot be taken back to the start of their span.
     fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError>;
 
     /// [`Model::forward`] with every intermediate shown to `tap`.

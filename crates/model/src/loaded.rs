@@ -5,32 +5,46 @@ use std::sync::Arc;
 use mlxcel_compute::{Backend, Batch, KvGroup};
 
 use crate::tap::{FirstNonFinite, Tap};
-use crate::{Model, ModelError, ModelInfo, Network};
+use crate::{Memory, Model, ModelError, ModelInfo, Network, Snapshot, TAKE_BACK};
 
 /// A network with the memory it runs in.
 pub struct LoadedModel<B: Backend, N: Network<B>> {
     backend: Arc<B>,
     network: N,
-    kv: Option<B::Kv>,
+    memory: Option<Memory<B>>,
 }
 
 impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
     /// Puts a network on its backend.
     pub fn new(backend: Arc<B>, network: N) -> Self {
-        LoadedModel { backend, network, kv: None }
+        LoadedModel { backend, network, memory: None }
     }
 
     fn run(&mut self, batch: &Batch, mut tap: Option<&mut dyn Tap>) -> Result<Vec<f32>, ModelError> {
-        let kv = self.kv.as_mut().ok_or(ModelError::NoPages)?;
-        let logits = self.network.forward(&self.backend, kv, batch, &mut tap);
+        let memory = self.memory.as_mut().ok_or(ModelError::NoPages)?;
+        let recurrent = !self.network.state_layout().is_empty();
+        if recurrent {
+            self.backend.state_begin(&mut memory.state, batch);
+        }
+        let logits = self.network.forward(&self.backend, memory, batch, &mut tap);
         let logits = self.backend.read(&logits);
         let vocab = self.network.info().vocab_size;
         let Some(bad) = logits.iter().position(|v| !v.is_finite()) else {
             return Ok(logits);
         };
-        // Run again to find the culprit: positions are rewritten with the same values, so nothing changes.
+        // Run again to find the culprit. K/V are rewritten with the same values. Recurrent states that cannot be taken back are
+        // wrong in the second run, but no less damaged, and forgotten after it.
         let mut finder = FirstNonFinite::default();
-        self.network.forward(&self.backend, kv, batch, &mut Some(&mut finder));
+        if recurrent {
+            let lost = rewind(&*self.backend, memory, batch);
+            lost.iter().for_each(|(slot, start)| self.backend.state_declare(&mut memory.state, *slot, Some(*start)));
+            self.backend.state_begin(&mut memory.state, batch);
+            self.network.forward(&self.backend, memory, batch, &mut Some(&mut finder));
+            rewind(&*self.backend, memory, batch);
+            lost.iter().for_each(|(slot, _)| self.backend.state_declare(&mut memory.state, *slot, None));
+        } else {
+            self.network.forward(&self.backend, memory, batch, &mut Some(&mut finder));
+        }
         let row = batch.wanted()[bad / vocab];
         Err(ModelError::NonFinite {
             model: self.network.info().path.display().to_string(),
@@ -38,6 +52,12 @@ impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
             site: finder.site.map_or_else(|| "nowhere on a second run".into(), |s| s.to_string()),
         })
     }
+}
+
+/// Takes recurrent states back to where their spans start; returns slot and start of those that could not be.
+fn rewind<B: Backend>(backend: &B, memory: &mut Memory<B>, batch: &Batch) -> Vec<(usize, usize)> {
+    let spans = batch.spans().iter().map(|s| (s.sequence, s.start));
+    spans.filter(|(slot, start)| !backend.state_take_back(&mut memory.state, *slot, *start)).collect()
 }
 
 impl<B: Backend, N: Network<B>> Model for LoadedModel<B, N> {
@@ -61,10 +81,46 @@ impl<B: Backend, N: Network<B>> Model for LoadedModel<B, N> {
         self.backend.kv_page_bytes(&self.network.kv_layout()[group])
     }
 
-    fn reserve(&mut self, pages: &[usize]) -> Result<(), ModelError> {
-        self.kv = None; // give the old memory back first
-        self.kv = Some(self.backend.kv_new(self.network.kv_layout(), pages)?);
+    fn is_recurrent(&self) -> bool {
+        !self.network.state_layout().is_empty()
+    }
+
+    fn state_bytes(&self) -> (usize, usize) {
+        let layout = self.network.state_layout();
+        (self.backend.state_bytes(layout, TAKE_BACK), layout.values() * size_of::<f32>())
+    }
+
+    fn reserve(&mut self, pages: &[usize], slots: usize) -> Result<(), ModelError> {
+        self.memory = None; // give the old memory back first
+        self.memory = Some(Memory {
+            kv: self.backend.kv_new(self.network.kv_layout(), pages)?,
+            state: self.backend.state_new(self.network.state_layout(), slots, TAKE_BACK)?,
+        });
         Ok(())
+    }
+
+    fn take_back(&mut self, slot: usize, len: usize) -> bool {
+        if !self.is_recurrent() {
+            return true;
+        }
+        self.memory.as_mut().is_some_and(|m| self.backend.state_take_back(&mut m.state, slot, len))
+    }
+
+    fn save_state(&self, slot: usize) -> Option<Snapshot> {
+        let state = &self.memory.as_ref()?.state;
+        let position = self.is_recurrent().then(|| self.backend.state_position(state, slot))??;
+        Some(Snapshot::new(position, self.backend.state_save(state, slot)))
+    }
+
+    fn restore_state(&mut self, slot: usize, snapshot: &Snapshot) {
+        let inner: &B::Snapshot = snapshot.inner().expect("a snapshot of this backend");
+        if let Some(memory) = &mut self.memory {
+            self.backend.state_restore(&mut memory.state, slot, inner);
+        }
+    }
+
+    fn read_state(&self, snapshot: &Snapshot) -> Vec<f32> {
+        snapshot.inner().map_or_else(Vec::new, |inner| self.backend.state_read(inner))
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 use mlxcel_checkpoint::Checkpoint;
-use mlxcel_checkpoint::gemma4::Gemma4Config;
 use mlxcel_compute::HostWeight;
 
 /// Facts of a model that do not depend on the backend.
@@ -38,6 +37,21 @@ pub struct ModelInfo {
     pub modules: Vec<ModuleInfo>,
 }
 
+/// What [`ModelInfo::new`] takes from a configuration; the fields are those of [`ModelInfo`].
+#[allow(missing_docs, reason = "documented there")]
+pub struct Facts<'a> {
+    pub architecture: &'a str,
+    pub model_type: &'a str,
+    pub vocab_size: usize,
+    pub max_position_embeddings: u64,
+    pub layers: usize,
+    pub hidden_size: usize,
+    pub stop_ids: &'a [u32],
+    pub media: Vec<&'static str>,
+    pub media_tokens: Vec<u32>,
+    pub warnings: &'a [String],
+}
+
 /// Modules of one kind and format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleInfo {
@@ -56,15 +70,8 @@ pub struct ModuleInfo {
 }
 
 impl ModelInfo {
-    /// Facts of a Gemma 4 checkpoint.
-    pub fn gemma4(checkpoint: &Checkpoint, config: &Gemma4Config, modules: Vec<ModuleInfo>) -> Self {
-        let mut media = Vec::new();
-        if config.has_vision {
-            media.push("image");
-        }
-        if config.has_audio {
-            media.push("audio");
-        }
+    /// The facts a family's loader knows, about a checkpoint.
+    pub fn new(checkpoint: &Checkpoint, facts: Facts<'_>, modules: Vec<ModuleInfo>) -> Self {
         let path = checkpoint.dir().to_path_buf();
         ModelInfo {
             name: path
@@ -73,19 +80,16 @@ impl ModelInfo {
                 .and_then(|p| p.file_name().map(|n| n.to_string_lossy().into_owned()))
                 .unwrap_or_else(|| path.display().to_string()),
             path,
-            architecture: config.architecture.clone(),
-            model_type: config.family.model_type().into(),
-            vocab_size: config.text.vocab_size,
-            context_length: usize::try_from(config.text.max_position_embeddings).unwrap_or(usize::MAX),
-            layers: config.text.num_hidden_layers,
-            hidden_size: config.text.hidden_size,
-            stop_ids: config.eos_token_ids.clone(),
-            media,
-            media_tokens: [config.image_token_id, config.audio_token_id, config.video_token_id]
-                .into_iter()
-                .flatten()
-                .collect(),
-            warnings: config.warnings.clone(),
+            architecture: facts.architecture.into(),
+            model_type: facts.model_type.into(),
+            vocab_size: facts.vocab_size,
+            context_length: usize::try_from(facts.max_position_embeddings).unwrap_or(usize::MAX),
+            layers: facts.layers,
+            hidden_size: facts.hidden_size,
+            stop_ids: facts.stop_ids.to_vec(),
+            media: facts.media,
+            media_tokens: facts.media_tokens,
+            warnings: facts.warnings.to_vec(),
             modules,
         }
     }

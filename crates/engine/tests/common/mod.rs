@@ -110,7 +110,12 @@ pub struct Driver {
 
 impl Driver {
     pub fn new(model: Box<dyn Model>, options: EngineOptions) -> Self {
-        let engine = Engine::new(model, tokenizer(), options).unwrap_or_else(|e| panic!("{e}"));
+        Self::over(model, tokenizer(), options)
+    }
+
+    /// With another tokenizer than the demo's.
+    pub fn over(model: Box<dyn Model>, tokenizer: Arc<Tokenizer>, options: EngineOptions) -> Self {
+        let engine = Engine::new(model, tokenizer, options).unwrap_or_else(|e| panic!("{e}"));
         Driver { engine, open: BTreeMap::new(), done: BTreeMap::new() }
     }
 

@@ -7,7 +7,7 @@ use mlxcel_compute::{Batch, KvGroup, KvShape, NO_PAGE};
 use mlxcel_engine::Request;
 use mlxcel_engine::sample::{History, Sampler};
 use mlxcel_model::tap::Tap;
-use mlxcel_model::{Model, ModelError, ModelInfo};
+use mlxcel_model::{Model, ModelError, ModelInfo, Snapshot, TAKE_BACK};
 
 /// Rows of the small vocabulary of [`hashing`] models: special tokens, all single bytes, letters.
 pub const SMALL: usize = 512;
@@ -44,11 +44,26 @@ pub struct Scripted {
     layout: Vec<KvGroup>,
     cells: Vec<Vec<Option<(u32, u32)>>>, // [group][page * PAGE + offset] = (token, position)
     script: Script,
+    slots: Option<Vec<Slot>>,
 }
+
+/// A recurrent state: all tokens seen, and how many of them the last span brought. `None` = spoilt.
+#[derive(Clone, Default)]
+struct Slot {
+    seen: Option<Vec<u32>>,
+    last: usize,
+}
+
+/// Bytes that a recurrent script says a snapshot has.
+pub const SNAPSHOT: usize = 100;
 
 impl Scripted {
     /// A model of `vocab` tokens that goes on from the tokens seen as `script` says.
     pub fn model(vocab: usize, script: impl Fn(&[u32]) -> Row + Send + 'static) -> Box<dyn Model> {
+        Box::new(Scripted::build(vocab, script))
+    }
+
+    fn build(vocab: usize, script: impl Fn(&[u32]) -> Row + Send + 'static) -> Self {
         let layers = vec![KvShape { kv_heads: 1, head_dim: 1 }];
         let layout = vec![KvGroup { window: None, layers: layers.clone() }, KvGroup { window: Some(WINDOW), layers }];
         let info = ModelInfo {
@@ -66,7 +81,14 @@ impl Scripted {
             warnings: Vec::new(),
             modules: Vec::new(),
         };
-        Box::new(Scripted { info, layout, cells: Vec::new(), script: Box::new(script) })
+        Scripted { info, layout, cells: Vec::new(), script: Box::new(script), slots: None }
+    }
+
+    /// The same, but it also carries the tokens seen as a recurrent state, and compares.
+    pub fn recurrent(vocab: usize, script: impl Fn(&[u32]) -> Row + Send + 'static) -> Box<dyn Model> {
+        let mut model = Scripted::build(vocab, script);
+        model.slots = Some(Vec::new());
+        Box::new(model)
     }
 
     /// A model that answers a prompt of `prompt` tokens with `answer`, then with full stops.
@@ -109,12 +131,62 @@ impl Model for Scripted {
         PAGE * 8
     }
 
-    fn reserve(&mut self, pages: &[usize]) -> Result<(), ModelError> {
+    fn reserve(&mut self, pages: &[usize], slots: usize) -> Result<(), ModelError> {
         self.cells = pages.iter().map(|n| vec![None; n * PAGE]).collect();
+        if let Some(own) = &mut self.slots {
+            *own = vec![Slot::default(); slots];
+        }
         Ok(())
     }
 
+    fn is_recurrent(&self) -> bool {
+        self.slots.is_some()
+    }
+
+    fn state_bytes(&self) -> (usize, usize) {
+        (2 * SNAPSHOT, SNAPSHOT)
+    }
+
+    fn take_back(&mut self, slot: usize, len: usize) -> bool {
+        let Some(slots) = &mut self.slots else { return true };
+        let slot = &mut slots[slot];
+        let Some(seen) = &mut slot.seen else { return false };
+        let back = seen.len().wrapping_sub(len);
+        if len > seen.len() || (len > 0 && back > slot.last.min(TAKE_BACK)) {
+            return false;
+        }
+        seen.truncate(len);
+        slot.last = slot.last.saturating_sub(back);
+        true
+    }
+
+    fn save_state(&self, slot: usize) -> Option<Snapshot> {
+        let seen = self.slots.as_ref()?[slot].seen.clone()?;
+        Some(Snapshot::new(seen.len(), seen))
+    }
+
+    fn restore_state(&mut self, slot: usize, snapshot: &Snapshot) {
+        let seen = snapshot.inner::<Vec<u32>>().cloned();
+        self.slots.as_mut().expect("a recurrent model")[slot] = Slot { seen, last: 0 };
+    }
+
+    fn read_state(&self, _: &Snapshot) -> Vec<f32> {
+        Vec::new()
+    }
+
     fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {
+        if let Some(slots) = &mut self.slots {
+            for span in batch.spans() {
+                let slot = &mut slots[span.sequence];
+                if span.start == 0 {
+                    slot.seen = Some(Vec::new());
+                }
+                let seen = slot.seen.as_mut().expect("a slot that holds a state");
+                assert_eq!(seen.len(), span.start, "slot {} stands elsewhere", span.sequence);
+                seen.extend(&batch.tokens()[span.first_row..][..span.len]);
+                slot.last = span.len;
+            }
+        }
         for row in 0..batch.rows() {
             let (token, position) = (batch.tokens()[row], batch.positions()[row]);
             for group in 0..2 {
@@ -130,6 +202,11 @@ impl Model for Scripted {
             for (p, token) in seen.iter().enumerate().skip((position + 1).saturating_sub(WINDOW)) {
                 assert_eq!(self.read(batch, row, 1, p), *token, "the groups disagree about position {p}");
             }
+            if let Some(slots) = &self.slots {
+                let slot = batch.spans()[batch.span_of(row)].sequence;
+                let state = slots[slot].seen.as_ref().expect("a state");
+                assert_eq!(state[..=position], seen, "slot {slot}: the state saw other tokens than the pages hold");
+            }
             match (self.script)(&seen) {
                 Row::Token(token) => {
                     let mut row = vec![0.0; self.info.vocab_size];
@@ -139,6 +216,14 @@ impl Model for Scripted {
                 Row::Logits(row) => logits.extend(row),
                 Row::Nan => logits.extend((0..self.info.vocab_size).map(|t| if t == 7 { f32::NAN } else { 0.0 })),
                 Row::Broken => {
+                    // States that cannot be taken back to the start of their span are lost, as LoadedModel loses them.
+                    for span in batch.spans() {
+                        if !self.take_back(span.sequence, span.start)
+                            && let Some(slots) = &mut self.slots
+                        {
+                            slots[span.sequence] = Slot::default();
+                        }
+                    }
                     let (model, site) = ("scripted".into(), "layer 1, output".into());
                     return Err(ModelError::NonFinite { model, position: position as u32, site });
                 }

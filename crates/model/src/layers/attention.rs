@@ -1,6 +1,7 @@
-//! Self-attention with per-head norms, rotary positions, optional K = V, and K/V that may belong to another layer.
+//! Self-attention with rotary positions, and what families add to it: norms and biases of the heads, an output gate, K = V,
+//! K/V that belong to another layer.
 
-use mlxcel_compute::{Attend, Backend, Batch, KvSlot};
+use mlxcel_compute::{Activation, Attend, Backend, Batch, KvSlot};
 
 use super::Loader;
 use crate::ModelError;
@@ -16,6 +17,18 @@ pub struct Shape {
     pub kv_heads: usize,
     /// Values of a head.
     pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// q and k are normed a head, with weights.
+    pub qk_norm: bool,
+    /// v is normed a head, without weights.
+    pub v_norm: bool,
+    /// q, k and v have biases.
+    pub qkv_bias: bool,
+    /// The output has a bias.
+    pub o_bias: bool,
+    /// `q_proj` gives each head its query, then as many gate values: the output is times their sigmoid.
+    pub gated: bool,
     /// Values come from the raw keys; there is no `v_proj`.
     pub k_eq_v: bool,
     /// K/V are another layer's; there is no `k_proj`.
@@ -31,76 +44,137 @@ pub struct Shape {
 /// Weights of an attention layer.
 pub struct Attention<B: Backend> {
     shape: Shape,
-    q_proj: B::Weight, // [heads * head_dim, hidden]
-    q_norm: B::Vector, // [head_dim]
+    q: Heads<B>,
     kv: Option<KeyValue<B>>,
     o_proj: B::Weight, // [hidden, heads * head_dim]
+    o_bias: Option<B::Vector>,
+}
+
+/// A projection to heads and what follows it.
+struct Heads<B: Backend> {
+    proj: B::Weight,         // [heads * head_dim, hidden], twice as many outputs when gated
+    bias: Option<B::Vector>, // [outputs]
+    norm: Option<B::Vector>, // [head_dim]
 }
 
 struct KeyValue<B: Backend> {
-    k_proj: B::Weight,         // [kv_heads * head_dim, hidden]
-    k_norm: B::Vector,         // [head_dim]
-    v_proj: Option<B::Weight>, // [kv_heads * head_dim, hidden]
+    k: Heads<B>,
+    v: Option<Heads<B>>,
+}
+
+impl<B: Backend> Heads<B> {
+    fn load(load: &Loader<'_, B>, name: char, outputs: usize, shape: &Shape, norm: bool) -> Result<Self, ModelError> {
+        let bias = shape.qkv_bias.then(|| load.vector(&format!("{name}_proj.bias"), outputs));
+        let norm = norm.then(|| load.norm(&format!("{name}_norm.weight"), shape.head_dim));
+        Ok(Heads {
+            proj: load.linear(&format!("{name}_proj"), outputs, shape.hidden)?,
+            bias: bias.transpose()?,
+            norm: norm.transpose()?,
+        })
+    }
+
+    /// Bias and norm of what the projection gave.
+    fn finish(&self, backend: &B, mut x: B::Buffer, rows: usize, width: usize, shape: &Shape) -> B::Buffer {
+        if let Some(bias) = &self.bias {
+            backend.add_vector(&mut x, bias);
+        }
+        let Some(norm) = &self.norm else { return x };
+        let mut normed = backend.buffer(rows, width);
+        backend.rms_norm(&x, shape.head_dim, Some(norm), shape.eps, &mut normed);
+        normed
+    }
 }
 
 impl<B: Backend> Attention<B> {
     /// Reads the layer's tensors.
     pub fn load(load: &Loader<'_, B>, shape: Shape) -> Result<Self, ModelError> {
         let (q_width, kv_width) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+        let q_outputs = if shape.gated { 2 * q_width } else { q_width };
         let kv = if shape.shared {
             None
         } else {
-            Some(KeyValue {
-                k_proj: load.linear("k_proj", kv_width, shape.hidden)?,
-                k_norm: load.vector("k_norm.weight", shape.head_dim)?,
-                v_proj: if shape.k_eq_v { None } else { Some(load.linear("v_proj", kv_width, shape.hidden)?) },
-            })
+            let v = (!shape.k_eq_v).then(|| Heads::load(load, 'v', kv_width, &shape, false));
+            Some(KeyValue { k: Heads::load(load, 'k', kv_width, &shape, shape.qk_norm)?, v: v.transpose()? })
         };
+        let o_bias = shape.o_bias.then(|| load.vector("o_proj.bias", shape.hidden));
         Ok(Attention {
-            q_proj: load.linear("q_proj", q_width, shape.hidden)?,
-            q_norm: load.vector("q_norm.weight", shape.head_dim)?,
+            q: Heads::load(load, 'q', q_outputs, &shape, shape.qk_norm)?,
             kv,
             o_proj: load.linear("o_proj", shape.hidden, q_width)?,
+            o_bias: o_bias.transpose()?,
             shape,
         })
     }
 
     /// `x` `[rows, hidden]`, already normed, to `[rows, hidden]`. `angles` are those of the layer's rotary embedding.
     pub fn forward(&self, backend: &B, kv: &mut B::Kv, batch: &Batch, x: &B::Buffer, angles: &B::Buffer) -> B::Buffer {
-        let Shape { hidden, heads, kv_heads, head_dim, window, slot, eps, .. } = self.shape;
+        let Shape { hidden, heads, head_dim, window, slot, scale, .. } = self.shape;
         let rows = batch.rows();
-        let mut q_raw = backend.buffer(rows, heads * head_dim);
-        let mut q = backend.buffer(rows, heads * head_dim);
+        let q_width = heads * head_dim;
+        let mut projected = backend.buffer(rows, if self.shape.gated { 2 * q_width } else { q_width });
         match &self.kv {
-            None => backend.linear(x, &[&self.q_proj], &mut [&mut q_raw]),
-            Some(own) => {
-                let mut k_raw = backend.buffer(rows, kv_heads * head_dim);
-                let mut k = backend.buffer(rows, kv_heads * head_dim);
-                let mut v = backend.buffer(rows, kv_heads * head_dim);
-                match &own.v_proj {
-                    Some(v_proj) => {
-                        let mut v_raw = backend.buffer(rows, kv_heads * head_dim);
-                        let weights = [&self.q_proj, &own.k_proj, v_proj];
-                        backend.linear(x, &weights, &mut [&mut q_raw, &mut k_raw, &mut v_raw]);
-                        backend.rms_norm(&v_raw, head_dim, None, eps, &mut v);
-                    }
-                    None => {
-                        // V is the raw K: before its norm and rotation.
-                        backend.linear(x, &[&self.q_proj, &own.k_proj], &mut [&mut q_raw, &mut k_raw]);
-                        backend.rms_norm(&k_raw, head_dim, None, eps, &mut v);
-                    }
-                }
-                backend.rms_norm(&k_raw, head_dim, Some(&own.k_norm), eps, &mut k);
-                backend.rope(&mut k, head_dim, angles);
-                backend.kv_append(kv, slot, batch, &k, &v);
-            }
+            None => backend.linear(x, &[&self.q.proj], &mut [&mut projected]),
+            Some(own) => self.append(backend, kv, batch, x, angles, own, &mut projected),
         }
-        backend.rms_norm(&q_raw, head_dim, Some(&self.q_norm), eps, &mut q);
+        let mut gate = None;
+        if self.shape.gated {
+            let mut split = [backend.buffer(rows, q_width), backend.buffer(rows, q_width)];
+            for (i, half) in split.iter_mut().enumerate() {
+                backend.columns(&projected, 2 * head_dim, i * head_dim, head_dim, half);
+            }
+            let [q, g] = split;
+            (projected, gate) = (q, Some(g));
+        }
+        let mut q = self.q.finish(backend, projected, rows, q_width, &self.shape);
         backend.rope(&mut q, head_dim, angles);
-        let mut mixed = q_raw; // same shape, no longer needed
-        backend.attend(kv, slot, batch, &q, Attend { heads, scale: 1.0, window }, &mut mixed);
+        let mut mixed = backend.buffer(rows, q_width);
+        backend.attend(kv, slot, batch, &q, Attend { heads, scale, window }, &mut mixed);
+        if let Some(mut gate) = gate {
+            backend.activate_mul(&mut gate, Activation::Sigmoid, &mixed, 0);
+            mixed = gate;
+        }
         let mut out = backend.buffer(rows, hidden);
         backend.linear(&mixed, &[&self.o_proj], &mut [&mut out]);
+        if let Some(bias) = &self.o_bias {
+            backend.add_vector(&mut out, bias);
+        }
         out
+    }
+
+    /// Projects q, k and v in one go, and stores k and v.
+    #[allow(clippy::too_many_arguments, reason = "the operands of a layer")]
+    fn append(
+        &self,
+        backend: &B,
+        kv: &mut B::Kv,
+        batch: &Batch,
+        x: &B::Buffer,
+        angles: &B::Buffer,
+        own: &KeyValue<B>,
+        q: &mut B::Buffer,
+    ) {
+        let Shape { kv_heads, head_dim, slot, eps, v_norm, .. } = self.shape;
+        let (rows, width) = (batch.rows(), kv_heads * head_dim);
+        let mut k = backend.buffer(rows, width);
+        let mut v = backend.buffer(rows, width);
+        match &own.v {
+            Some(heads) => {
+                backend.linear(x, &[&self.q.proj, &own.k.proj, &heads.proj], &mut [q, &mut k, &mut v]);
+                v = heads.finish(backend, v, rows, width, &self.shape);
+            }
+            None => {
+                // V is the raw K: before its norm and rotation.
+                backend.linear(x, &[&self.q.proj, &own.k.proj], &mut [q, &mut k]);
+                backend.columns(&k, width, 0, width, &mut v);
+            }
+        }
+        if v_norm {
+            let mut normed = backend.buffer(rows, width);
+            backend.rms_norm(&v, head_dim, None, eps, &mut normed);
+            v = normed;
+        }
+        let mut k = own.k.finish(backend, k, rows, width, &self.shape);
+        backend.rope(&mut k, head_dim, angles);
+        backend.kv_append(kv, slot, batch, &k, &v);
     }
 }

@@ -10,9 +10,16 @@ pub struct Mlp<B: Backend> {
     gate_proj: B::Weight, // [width, hidden]
     up_proj: B::Weight,   // [width, hidden]
     down_proj: B::Weight, // [hidden, width]
+    biases: Option<Biases<B>>,
     width: usize,
     hidden: usize,
     activation: Activation,
+}
+
+struct Biases<B: Backend> {
+    gate: B::Vector, // [width]
+    up: B::Vector,   // [width]
+    down: B::Vector, // [hidden]
 }
 
 impl<B: Backend> Mlp<B> {
@@ -22,18 +29,41 @@ impl<B: Backend> Mlp<B> {
             gate_proj: load.linear("gate_proj", width, hidden)?,
             up_proj: load.linear("up_proj", width, hidden)?,
             down_proj: load.linear("down_proj", hidden, width)?,
+            biases: None,
             width,
             hidden,
             activation,
         })
     }
 
+    /// Reads the biases of the three as well.
+    pub fn with_biases(self, load: &Loader<'_, B>) -> Result<Self, ModelError> {
+        let biases = Biases {
+            gate: load.vector("gate_proj.bias", self.width)?,
+            up: load.vector("up_proj.bias", self.width)?,
+            down: load.vector("down_proj.bias", self.hidden)?,
+        };
+        Ok(Mlp { biases: Some(biases), ..self })
+    }
+
     /// `[rows, hidden]` to `[rows, hidden]`.
     pub fn forward(&self, backend: &B, x: &B::Buffer, rows: usize) -> B::Buffer {
         let mut inner = backend.buffer(rows, self.width);
-        backend.gated(x, &self.gate_proj, &self.up_proj, self.activation, &mut inner);
+        match &self.biases {
+            None => backend.gated(x, &self.gate_proj, &self.up_proj, self.activation, &mut inner),
+            Some(biases) => {
+                let mut up = backend.buffer(rows, self.width);
+                backend.linear(x, &[&self.gate_proj, &self.up_proj], &mut [&mut inner, &mut up]);
+                backend.add_vector(&mut inner, &biases.gate);
+                backend.add_vector(&mut up, &biases.up);
+                backend.activate_mul(&mut inner, self.activation, &up, 0);
+            }
+        }
         let mut out = backend.buffer(rows, self.hidden);
         backend.linear(&inner, &[&self.down_proj], &mut [&mut out]);
+        if let Some(biases) = &self.biases {
+            backend.add_vector(&mut out, &biases.down);
+        }
         out
     }
 }

@@ -1,11 +1,13 @@
 //! Layers that families share: each loads its own tensors and runs over a batch.
 
 pub mod attention;
+pub mod delta_net;
 pub mod mlp;
 pub mod moe;
 pub mod rope;
+pub mod shared_moe;
 
-use mlxcel_checkpoint::Weights;
+use mlxcel_checkpoint::{ConvLayout, Weights};
 use mlxcel_compute::Backend;
 
 use crate::ModelError;
@@ -19,6 +21,8 @@ pub struct Loader<'a, B: Backend> {
     pub weights: Weights<'a>,
     /// What was read so far, for the summary.
     pub ledger: &'a Ledger,
+    /// Added to zero-centred norm weights ([`Loader::norm`]): 1 where the file stores them without it.
+    pub norm_shift: f32,
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -63,6 +67,28 @@ impl<B: Backend> Loader<'_, B> {
     pub fn vector(&self, name: &str, len: usize) -> Result<B::Vector, ModelError> {
         self.ledger.vector(&format!("{}{name}", self.weights.prefix()), len);
         Ok(self.backend.load_vector(&self.weights.vector(name, len)?))
+    }
+
+    /// The norm weight `name`, `[len]`, with [`Loader::norm_shift`] added.
+    pub fn norm(&self, name: &str, len: usize) -> Result<B::Vector, ModelError> {
+        self.ledger.vector(&format!("{}{name}", self.weights.prefix()), len);
+        let mut values = self.weights.vector(name, len)?;
+        values.iter_mut().for_each(|w| *w += self.norm_shift);
+        Ok(self.backend.load_vector(&values))
+    }
+
+    /// `e^v` of the vector `name`, `[len]`, rounded once; NaN where `v` is not finite, so that the exponential hides no damage.
+    pub fn exponential(&self, name: &str, len: usize) -> Result<B::Vector, ModelError> {
+        self.ledger.vector(&format!("{}{name}", self.weights.prefix()), len);
+        let values = self.weights.vector(name, len)?;
+        let values: Vec<f32> = values.iter().map(|v| f64::from(*v).exp() as f32 + v * 0.0).collect();
+        Ok(self.backend.load_vector(&values))
+    }
+
+    /// The depthwise convolution `name`, `[taps, channels]`.
+    pub fn taps(&self, name: &str, channels: usize, taps: usize, layout: ConvLayout) -> Result<B::Vector, ModelError> {
+        self.ledger.vector(&format!("{}{name}", self.weights.prefix()), taps * channels);
+        Ok(self.backend.load_vector(&self.weights.taps(name, channels, taps, layout)?))
     }
 
     /// The single float `name`.

@@ -1,6 +1,7 @@
 //! Drives a model without the engine: page tables by hand, logits as bits.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod damage;
 pub mod walk;
 
 use std::path::{Path, PathBuf};
@@ -19,6 +20,11 @@ pub fn root() -> PathBuf {
 /// The trained demo checkpoint.
 pub fn demo() -> PathBuf {
     root().join("models/gemma-4-tiny-it-4bit")
+}
+
+/// The trained demo checkpoint of the recurrent family.
+pub fn recurrent_demo() -> PathBuf {
+    root().join("models/qwen3.5-tiny-4bit")
 }
 
 /// The tiny random checkpoints whose names begin with one of these, in order.
@@ -53,7 +59,7 @@ impl Walker {
     pub fn new(mut model: Box<dyn Model>, sequences: usize, positions: usize) -> Self {
         let groups = model.kv_layout().len();
         let pages = positions.div_ceil(model.page_len());
-        model.reserve(&vec![pages * sequences; groups]).expect("pages");
+        model.reserve(&vec![pages * sequences; groups], sequences).expect("pages");
         // Interleaved and backwards: nothing may depend on pages lying in order.
         let table = |s: usize| (0..pages).map(|p| ((pages - 1 - p) * sequences + s) as u32).collect::<Vec<u32>>();
         let tables = (0..sequences).map(|s| vec![table(s); groups]).collect();
@@ -61,7 +67,12 @@ impl Walker {
     }
 
     /// One step over spans `(sequence, start, tokens)`, all rows wanted; logits by span, `[len, vocab]`.
+    ///
+    /// A recurrent model is taken back to where a span starts; it must be able to.
     pub fn step(&mut self, spans: &[(usize, usize, &[u32])]) -> Vec<Vec<f32>> {
+        for (sequence, start, _) in spans.iter().filter(|(_, start, _)| *start > 0) {
+            assert!(self.model.take_back(*sequence, *start), "sequence {sequence} goes back to {start}");
+        }
         let mut batch = Batch::new();
         for (sequence, start, tokens) in spans {
             let tables: Vec<&[u32]> = self.tables[*sequence].iter().map(Vec::as_slice).collect();
@@ -78,6 +89,12 @@ impl Walker {
                 own.to_vec()
             })
             .collect()
+    }
+
+    /// A sequence's recurrent state in numbers.
+    pub fn state(&self, sequence: usize) -> Vec<f32> {
+        let snapshot = self.model.save_state(sequence).expect("a recurrent state");
+        self.model.read_state(&snapshot)
     }
 
     /// A batch of one span with the chosen rows wanted.
@@ -146,7 +163,12 @@ pub struct Golden(mlxcel_checkpoint::SafetensorsFile);
 impl Golden {
     /// Opens `golden.safetensors` of a directory.
     pub fn open(dir: &Path) -> Self {
-        Golden(mlxcel_checkpoint::SafetensorsFile::open(&dir.join("golden.safetensors")).expect("golden file"))
+        Self::file(&dir.join("golden.safetensors"))
+    }
+
+    /// Opens a file of tensors.
+    pub fn file(path: &Path) -> Self {
+        Golden(mlxcel_checkpoint::SafetensorsFile::open(path).expect("golden file"))
     }
 
     fn tensor(&self, name: &str) -> Option<mlxcel_checkpoint::Tensor> {

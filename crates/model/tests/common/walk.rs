@@ -108,10 +108,12 @@ pub fn taking_back(walker: &mut Walker, tapes: &[&Tape], seed: u64) -> Outcome {
     let mut rng = Rng(seed);
     let vocab = walker.model.info().vocab_size;
     let mut at = vec![0; tapes.len()];
+    // A recurrent model can be taken back to where the last block began, another one anywhere.
+    let mut floor = vec![0; tapes.len()];
     while (0..tapes.len()).any(|s| at[s] < tapes[s].len()) {
         let mut blocks: Vec<(usize, usize, usize, Vec<u32>)> = Vec::new(); // sequence, start, right ones, tokens
         for (s, tape) in tapes.iter().enumerate().filter(|(s, tape)| at[*s] < tape.len()) {
-            let back = if rng.below(4) == 0 { rng.below(4).min(at[s]) } else { 0 };
+            let back = if rng.below(4) == 0 { rng.below(4).min(at[s] - floor[s]) } else { 0 };
             let start = at[s] - back;
             let block = 1 + rng.below(16);
             let right = rng.below(block + 1).min(tape.len() - start);
@@ -130,6 +132,9 @@ pub fn taking_back(walker: &mut Walker, tapes: &[&Tape], seed: u64) -> Outcome {
                 format!("taking back, sequence {s}, {right} right of a block of {}", tokens.len())
             })?;
             at[*s] = start + right;
+            if walker.model.is_recurrent() {
+                floor[*s] = *start;
+            }
         }
     }
     Ok(())
