@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Decode and prefill speed of the demo checkpoint, end to end through the binary.
+"""Decode and prefill speed of the demo checkpoints, end to end through the binary.
 
     python3 tools/bench_demo.py [--binary target/release/mlxcel] [--repeat 9]
 
@@ -21,6 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "docs/benchmark_results")
 PROMPT_FILE = os.path.join(ROOT, "crates/cli/tests/perplexity.txt")
 TOKENS = 256
+MODELS = ["gemma-4-tiny-it-4bit", "qwen3.5-tiny-4bit"]
 
 
 def machine():
@@ -29,9 +30,9 @@ def machine():
     return f"{model.group(1) if model else os.uname().machine}, {os.cpu_count()} cores"
 
 
-def once(binary, precision, threads):
+def once(binary, model, precision, threads):
     """One run: the file as a raw prompt, then TOKENS greedy tokens."""
-    command = [binary, "generate", "--raw", "-f", PROMPT_FILE, "--temp", "0", "-n", str(TOKENS), "--ignore-eos", "--json", "-q"]
+    command = [binary, "generate", "-m", os.path.join(ROOT, "models", model), "--raw", "-f", PROMPT_FILE, "--temp", "0", "-n", str(TOKENS), "--ignore-eos", "--json", "-q"]
     command += ["--cpu-precision", precision, "-t", str(threads)]
     start = time.monotonic()
     out = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout)
@@ -51,7 +52,7 @@ def main():
     parser.add_argument("--binary", default=os.path.join(ROOT, "target/release/mlxcel"))
     parser.add_argument("--repeat", type=int, default=9)
     args = parser.parse_args()
-    settings = [(p, t) for p in ("int8", "f32") for t in (1, 2)]
+    settings = [(m, p, t) for m in MODELS for p in ("int8", "f32") for t in (1, 2)]
     runs = {s: [] for s in settings}
     for round_ in range(args.repeat + 1):
         for s in settings:
@@ -60,24 +61,26 @@ def main():
                 runs[s].append(result)
         print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    tokens = {tuple(r["tokens"]) for s in settings if s[0] == "int8" for r in runs[s]}
-    if len(tokens) != 1:
-        sys.exit("int8 runs gave different tokens: that must never happen")
-    rows, table = [], "| precision | threads | prefill tok/s | decode tok/s |\n|---|---|---|---|\n"
-    for (precision, threads), results in runs.items():
+    for model in MODELS:
+        for precision in ("int8", "f32"):
+            if len({tuple(r["tokens"]) for s in settings if s[:2] == (model, precision) for r in runs[s]}) != 1:
+                sys.exit(f"{model}, {precision}: runs gave different tokens: that must never happen")
+    rows, table = [], "| model | precision | threads | prefill tok/s | decode tok/s |\n|---|---|---|---|---|\n"
+    for (model, precision, threads), results in runs.items():
         rate = lambda key: sorted(r["timings"][key] for r in results)
         prefill, decode = rate("prefill_tokens_per_second"), rate("decode_tokens_per_second")
         show = lambda v: f"{statistics.median(v):.0f} ({v[0]:.0f}–{v[-1]:.0f})"
-        table += f"| {precision} | {threads} | {show(prefill)} | {show(decode)} |\n"
-        rows.append({"precision": precision, "threads": threads, "prefill": prefill, "decode": decode,
+        table += f"| {model} | {precision} | {threads} | {show(prefill)} | {show(decode)} |\n"
+        rows.append({"model": model, "precision": precision, "threads": threads, "prefill": prefill, "decode": decode,
                      "backend": results[0]["backend"], "wall_seconds": sorted(r["wall"] for r in results)})
     first = runs[settings[0]][0]
     version = subprocess.run([args.binary, "--version"], check=True, capture_output=True, text=True).stdout.split()[-1]
-    about = (f"{first['model']}, prompt of {first['usage']['prompt_tokens']} tokens, {TOKENS} greedy tokens; median (fastest and slowest) of "
+    prompts = sorted({runs[s][0]["usage"]["prompt_tokens"] for s in settings})
+    about = (f"prompt of {' or '.join(map(str, prompts))} tokens, {TOKENS} greedy tokens; median (fastest and slowest) of "
              f"{args.repeat} runs in which all settings take turns; version {version}, {machine()}, {first['backend'].split()[2]}.")
     os.makedirs(RESULTS, exist_ok=True)
     with open(os.path.join(RESULTS, "demo.md"), "w") as f:
-        f.write(f"# The demo checkpoint, end to end\n\nWritten by `python3 tools/bench_demo.py`. {about}\n\n{table}")
+        f.write(f"# The demo checkpoints, end to end\n\nWritten by `python3 tools/bench_demo.py`: {about}\n\n{table}")
     with open(os.path.join(RESULTS, "demo.json"), "w") as f:
         json.dump({"machine": machine(), "version": version, "about": about, "rows": rows}, f, indent=1)
         f.write("\n")

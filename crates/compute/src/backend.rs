@@ -1,7 +1,7 @@
 //! The contract of a backend: buffers, weights, KV pages, and wide verbs (DESIGN §4).
 //!
 //! **Row-law promise of every verb:** the bits of an output row are a function of that row's own inputs, the weights,
-//! and, for attention, that sequence's own cached rows up to its position. The conformance suite
+//! and, for attention and recurrent layers, that sequence's own rows up to its position. The conformance suite
 //! ([`crate::conformance`]) holds each backend to it.
 //!
 //! **Damage shows:** a NaN or infinity in a row's inputs gives non-finite outputs, also where the formula would hide it (a
@@ -164,6 +164,11 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// When the memory cannot be had.
     fn state_new(&self, layout: &StateLayout, slots: usize, record: usize) -> Result<Self::State, ComputeError>;
 
+    /// Bytes of a copy of one slot's state.
+    fn snapshot_bytes(&self, layout: &StateLayout) -> usize {
+        layout.values() * size_of::<f32>()
+    }
+
     /// Bytes of one slot.
     fn state_bytes(&self, layout: &StateLayout, record: usize) -> usize;
 
@@ -175,7 +180,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn state_position(&self, state: &Self::State, slot: usize) -> Option<usize>;
 
     /// Takes a slot back to `len` rows seen: the bits of its state are those of never having seen the others. False, changing
-    /// nothing, when the rows are not on record.
+    /// nothing, when the rows are not on record. 0 is always possible for a slot that holds a state: it starts afresh.
     fn state_take_back(&self, state: &mut Self::State, slot: usize, len: usize) -> bool;
 
     /// Declares what a slot holds to be the state at `position`, whatever it is, or to be none. For running damaged rows once
@@ -186,6 +191,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn state_save(&self, state: &Self::State, slot: usize) -> Self::Snapshot;
 
     /// Puts a copied state into a slot, with nothing to take back.
+    ///
+    /// # Panics
+    /// When the copy is of another layout.
     fn state_restore(&self, state: &mut Self::State, slot: usize, snapshot: &Self::Snapshot);
 
     /// A copy in numbers: for each layer the window `[taps - 1, channels]`, then the matrices `[value_heads, key_dim, value_dim]`.

@@ -63,7 +63,11 @@ impl Batch {
 
     /// Appends a span: `tokens` at positions `start..`, with one page table per KV group, each covering at least
     /// `start + tokens.len()` positions. A sequence may appear once in a batch.
+    ///
+    /// # Panics
+    /// After rotary positions or vectors were set: they would no longer fit the rows.
     pub fn push(&mut self, sequence: usize, start: usize, tokens: &[u32], tables: &[&[u32]], wanted: Wanted) {
+        assert!(self.rope.is_none() && self.vectors.is_none(), "spans come before positions and vectors");
         let first_row = self.tokens.len();
         let span = Span { sequence, start, len: tokens.len(), first_row };
         self.span_of.extend(std::iter::repeat_n(self.spans.len() as u32, tokens.len()));
@@ -119,9 +123,23 @@ impl Batch {
         self.rope.as_ref().map_or((1, &self.positions), |(axes, positions)| (*axes, positions))
     }
 
-    /// Lets some rows (ascending) bring a vector in place of their token's embedding: `values` is `[rows.len(), hidden]`.
+    /// Lets some rows (ascending) bring a vector in place of their token's embedding: `values` is `[rows.len(), hidden]`. Only
+    /// for networks that take image features.
+    ///
+    /// # Panics
+    /// When the rows are not ascending rows of the batch, or the values do not fit them.
     pub fn set_vectors(&mut self, rows: Vec<u32>, values: Vec<f32>) {
+        assert!(
+            rows.is_sorted_by(|a, b| a < b) && rows.last().is_none_or(|r| (*r as usize) < self.rows()),
+            "rows {rows:?}"
+        );
+        assert!(values.len().is_multiple_of(rows.len().max(1)), "{} values for {} rows", values.len(), rows.len());
         self.vectors = Some((rows, values));
+    }
+
+    /// True when rows bring nothing but tokens and their places: all that a text-only network takes.
+    pub fn is_text(&self) -> bool {
+        self.rope.is_none() && self.vectors.is_none()
     }
 
     /// Rows that bring vectors, and the vectors.

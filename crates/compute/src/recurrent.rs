@@ -161,10 +161,14 @@ impl Slots {
     /// Plans a batch: each span starts where its slot stands, or at 0, and afterwards the slot stands at its end.
     ///
     /// # Panics
-    /// When a span does not start where its slot's state stands: the caller lost count, and any answer would be wrong.
+    /// When a span does not start where its slot's state stands, or a slot has two spans: the caller lost count, and any answer
+    /// would be wrong.
     pub fn begin(&mut self, batch: &Batch) -> Vec<Pass> {
-        let mut passes = Vec::with_capacity(batch.spans().len());
+        let mut passes: Vec<Pass> = Vec::with_capacity(batch.spans().len());
+        let mut seen = std::collections::HashSet::new();
         for span in batch.spans().iter().filter(|s| s.len > 0) {
+            // Kernels run the spans of a batch beside each other: two on one slot would race.
+            assert!(seen.insert(span.sequence), "slot {} has two spans", span.sequence);
             let slot = &mut self.slots[span.sequence];
             assert!(
                 span.start == 0 || slot.position == Some(span.start),
@@ -272,6 +276,12 @@ mod tests {
         assert_eq!(slots.take_back(0, 8), Some(Some(Replay { len: 2, read: Some(1), write: 0 })));
         assert_eq!(slots.take_back(0, 6), Some(None));
         assert_eq!((slots.now(0), slots.position(0)), (1, Some(6)));
+    }
+
+    #[test]
+    #[should_panic(expected = "slot 1 has two spans")]
+    fn two_spans_of_a_slot_are_a_bug() {
+        Slots::new(2, 4).begin(&batch(&[(1, 0, 3), (0, 0, 1), (1, 3, 2)]));
     }
 
     #[test]

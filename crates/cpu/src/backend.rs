@@ -155,6 +155,10 @@ impl Backend for CpuBackend {
         CpuState::new(layout, slots, record)
     }
 
+    fn snapshot_bytes(&self, layout: &StateLayout) -> usize {
+        state::snapshot_bytes(layout)
+    }
+
     fn state_bytes(&self, layout: &StateLayout, record: usize) -> usize {
         state::slot_bytes(layout, record)
     }

@@ -1,8 +1,8 @@
 //! Memory of recurrent states: two places a slot, and the record of the rows that can be taken back.
 //!
 //! A head's matrix lies in strips of sixteen columns, `[strip][key_dim][16]`: the columns of the delta rule do not depend on
-//! each other, so that a strip stays in the first-level cache while the rows of a span pass over it. The columns of a last,
-//! partial strip are zeros.
+//! each other, so that a strip stays in the first-level cache while the rows of a span pass over it. Nothing is read from the
+//! columns that fill up a last, partial strip.
 
 use std::ops::Range;
 
@@ -81,28 +81,29 @@ pub fn slot_bytes(layout: &StateLayout, record: usize) -> usize {
     layout.layers.iter().map(layer).sum::<usize>() * size_of::<f32>()
 }
 
+/// Bytes of a copy of one slot's state.
+pub fn snapshot_bytes(layout: &StateLayout) -> usize {
+    let layer = |l: &DeltaShape| l.window_values() + l.value_heads * head_values(l);
+    layout.layers.iter().map(layer).sum::<usize>() * size_of::<f32>()
+}
+
 impl CpuState {
     /// Reserves the memory. Untouched slots cost none of it.
     pub fn new(layout: &StateLayout, slots: usize, record: usize) -> Result<Self, ComputeError> {
         let book = Slots::new(slots, record);
         let needed = slot_bytes(layout, book.record()).saturating_mul(slots);
-        let reserve = |len: usize| -> Result<Vec<f32>, ComputeError> {
-            let mut memory: Vec<f32> = Vec::new();
-            memory.try_reserve_exact(len.saturating_mul(slots)).map_err(|_| layout.refused(needed))?;
-            // Zeroed memory comes from the system untouched.
-            drop(memory);
-            Ok(vec![0.0; len * slots])
+        // All of it is asked for at once, so that it is refused as a whole; zeroed memory then comes from the system untouched.
+        let mut probe: Vec<u8> = Vec::new();
+        probe.try_reserve_exact(needed).map_err(|_| layout.refused(needed))?;
+        drop(probe);
+        let layer = |shape: &DeltaShape| LayerState {
+            shape: *shape,
+            windows: vec![0.0; slots * 2 * shape.window_values()],
+            matrices: vec![0.0; slots * 2 * shape.value_heads * head_values(shape)],
+            inputs: vec![0.0; slots * book.record() * shape.channels()],
+            updates: vec![0.0; slots * book.record() * record_width(shape)],
         };
-        let layer = |shape: &DeltaShape| {
-            Ok(LayerState {
-                shape: *shape,
-                windows: reserve(2 * shape.window_values())?,
-                matrices: reserve(2 * shape.value_heads * head_values(shape))?,
-                inputs: reserve(book.record() * shape.channels())?,
-                updates: reserve(book.record() * record_width(shape))?,
-            })
-        };
-        let layers = layout.layers.iter().map(layer).collect::<Result<_, ComputeError>>()?;
+        let layers = layout.layers.iter().map(layer).collect();
         Ok(CpuState { slots: book, passes: Vec::new(), layers })
     }
 
@@ -119,20 +120,22 @@ impl CpuState {
         let position = self.slots.position(slot).expect("a slot that holds a state");
         let now = self.slots.now(slot);
         let copy = |l: &LayerState| {
-            let mut values = Vec::with_capacity(l.shape.window_values() + l.matrix_values());
-            if position == 0 {
-                values.resize(values.capacity(), 0.0);
-            } else {
-                values.extend_from_slice(&l.windows[l.window(slot, now)]);
-                values.extend_from_slice(&l.matrices[l.matrix(slot, now)]);
-            }
+            let values = match position {
+                0 => vec![0.0; l.shape.window_values() + l.matrix_values()],
+                _ => [&l.windows[l.window(slot, now)], &l.matrices[l.matrix(slot, now)]].concat(),
+            };
             (l.shape, values)
         };
         CpuSnapshot { position, layers: self.layers.iter().map(copy).collect() }
     }
 
     /// Puts a copy into a slot.
+    ///
+    /// # Panics
+    /// When the copy is of another layout.
     pub fn restore(&mut self, slot: usize, snapshot: &CpuSnapshot) {
+        let own = self.layers.iter().map(|l| l.shape);
+        assert!(own.eq(snapshot.layers.iter().map(|(shape, _)| *shape)), "a copy of another layout");
         let now = self.slots.now(slot);
         for (layer, (_, values)) in self.layers.iter_mut().zip(&snapshot.layers) {
             let (window, matrices) = values.split_at(layer.shape.window_values());

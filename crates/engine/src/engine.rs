@@ -8,7 +8,7 @@ use mlxcel_model::{Model, ModelError};
 use mlxcel_text::Tokenizer;
 
 use crate::cache::pages::{PagePool, PageTable, pages_needed};
-use crate::cache::states::{StateLine, States};
+use crate::cache::states::{Slot, States};
 use crate::request::{EngineError, Event, FinishReason, Request, RequestError, RequestId};
 use crate::scheduler::{Planned, plan};
 use crate::sequence::Sequence;
@@ -24,7 +24,8 @@ pub struct EngineOptions {
     pub step_rows: usize,
     /// Keep what the last finished answer computed, for a conversation that goes on.
     pub reuse: bool,
-    /// Bytes for snapshots of recurrent states, which let a conversation be taken up before its end.
+    /// Bytes for snapshots of recurrent states, which let a conversation be taken up before its end. Only models with recurrent
+    /// layers take any.
     pub state_cache: usize,
 }
 
@@ -38,7 +39,7 @@ impl Default for EngineOptions {
 struct Parked {
     tokens: Vec<u32>,
     pages: PageTable,
-    state: StateLine,
+    state: Slot,
 }
 
 /// Runs requests on a model.
@@ -127,6 +128,11 @@ impl Engine {
     /// Positions computed and known of a running request: the progress of a long prompt.
     pub fn progress(&self, id: RequestId) -> Option<(usize, usize)> {
         self.running.iter().find(|s| s.id == id).map(|s| (s.computed, s.history.len()))
+    }
+
+    /// Snapshots of recurrent state that fit the budget; `None` for a model without recurrent layers.
+    pub fn snapshots(&self) -> Option<usize> {
+        self.model.is_recurrent().then(|| self.states.most())
     }
 
     /// True when nothing runs or waits.
@@ -226,7 +232,9 @@ impl Engine {
             if let Some(parked) = self.parked.take() {
                 self.resume(&mut sequence, parked);
             }
-            sequence.state = sequence.state.or_else(|| self.states.line());
+            if sequence.state.is_none() {
+                sequence.state = self.states.take(sequence.history.prompt().len());
+            }
             assert!(sequence.state.is_some(), "a slot for each sequence that runs");
             sequence.start_clock();
             self.running.push(sequence);
@@ -238,8 +246,9 @@ impl Engine {
         let same = parked.tokens.iter().zip(sequence.history.tokens()).take_while(|(a, b)| a == b).count();
         // The last prompt token is always computed: its logits choose the first token.
         let reuse = same.min(sequence.history.len() - 1);
-        let reuse = if reuse > 0 { self.states.return_to(&mut *self.model, &mut parked.state, reuse) } else { 0 };
+        let reuse = if reuse > 0 { self.states.return_to(&mut *self.model, &parked.state, reuse) } else { 0 };
         if reuse > 0 && self.pool.truncate(&mut parked.pages, reuse) {
+            self.states.hand_on(&parked.state, sequence.history.prompt().len());
             (sequence.pages, sequence.state) = (parked.pages, Some(parked.state));
             (sequence.computed, sequence.cached) = (reuse, reuse);
         } else {
@@ -282,7 +291,7 @@ impl Engine {
                 assert!(self.pool.extend(&mut sequence.pages, p.start, end), "the page pool is sized for every slot");
             }
             let tokens = &sequence.history.tokens()[p.start..end];
-            let slot = sequence.state.as_ref().expect("a running sequence has a slot").slot();
+            let slot = sequence.state.as_ref().expect("a running sequence has a slot").number();
             self.batch.push(slot, p.start, tokens, &sequence.pages.tables(), Wanted::Last);
         }
         if self.batch.is_empty() { Ok(Vec::new()) } else { self.model.forward(&self.batch) }
@@ -293,7 +302,7 @@ impl Engine {
     fn forward_alone(&mut self, planned: Planned, events: &mut Vec<Event>, ended: &mut Vec<usize>) {
         let Planned { index, start, .. } = planned;
         let sequence = &mut self.running[index];
-        let state = sequence.state.as_mut().expect("a running sequence has a slot");
+        let state = sequence.state.as_ref().expect("a running sequence has a slot");
         let mut at = self.states.return_to(&mut *self.model, state, start);
         if at < start && !self.pool.truncate(&mut sequence.pages, at) {
             let none = self.pool.table();
@@ -330,7 +339,7 @@ impl Engine {
             let sequence = &mut self.running[p.index];
             let row = rows.next().expect("a row for each span");
             sequence.computed = p.start + p.len;
-            if let Some(state) = &mut sequence.state {
+            if let Some(state) = &sequence.state {
                 self.states.advance(&*self.model, state, sequence.computed);
             }
             if sequence.computed < sequence.history.len() {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use mlxcel_text::{Detokenizer, Tokenizer};
 
 use crate::cache::pages::PageTable;
-use crate::cache::states::StateLine;
+use crate::cache::states::Slot;
 use crate::request::{Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
 use crate::sample::{History, SampleError, Sampled, Sampler};
 use crate::stop::StopStrings;
@@ -21,8 +21,8 @@ pub struct Sequence {
     /// Prompt positions that came from the cache.
     pub cached: usize,
     pub pages: PageTable,
-    /// Its recurrent state; `None` only before it runs.
-    pub state: Option<StateLine>,
+    /// The slot of its recurrent state; `None` only before it runs.
+    pub state: Option<Slot>,
     sampler: Sampler,
     detokenizer: Detokenizer,
     stops: StopStrings,

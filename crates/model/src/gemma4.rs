@@ -235,6 +235,7 @@ impl<B: Backend> Network<B> for Gemma4<B> {
     }
 
     fn forward(&self, backend: &B, memory: &mut Memory<B>, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer {
+        debug_assert!(batch.is_text(), "image features are refused before they come here");
         let config = &self.config;
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps as f32);
         let mut x = backend.buffer(batch.rows(), hidden);

@@ -69,7 +69,7 @@ pub trait Network<B: Backend>: Send {
     fn forward(&self, backend: &B, memory: &mut Memory<B>, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer;
 }
 
-/// Rows of a span that can be taken back from recurrent layers: more than the widest block that is verified.
+/// Rows of a span that can be taken back from recurrent layers: the widest block that is verified, whole.
 pub const TAKE_BACK: usize = 16;
 
 /// A model ready to run, whatever its family and backend.
@@ -113,7 +113,7 @@ pub trait Model: Send {
     /// Puts a copy into a slot.
     ///
     /// # Panics
-    /// When the copy is another model's.
+    /// When the copy is of a model of other shapes; one of the same shapes cannot be told apart.
     fn restore_state(&mut self, slot: usize, snapshot: &Snapshot);
 
     /// A copy in numbers, for tests and probes: each layer's window and matrices ([`Backend::state_read`]).
@@ -123,7 +123,8 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// [`ModelError::NonFinite`] when a logit is NaN or infinite, naming the first layer that produced one. Recurrent states
-    /// of the batch are then lost where they cannot be taken back to the start of their span.
+    /// of the batch are then lost where they cannot be taken back to the start of their span ([`Model::save_state`] gives none),
+    /// and so are the K/V of those spans.
     fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError>;
 
     /// [`Model::forward`] with every intermediate shown to `tap`.

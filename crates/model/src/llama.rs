@@ -123,6 +123,7 @@ impl<B: Backend> Network<B> for Llama<B> {
     }
 
     fn forward(&self, backend: &B, memory: &mut Memory<B>, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer {
+        debug_assert!(batch.is_text(), "image features are refused before they come here");
         let LlamaConfig { hidden_size: hidden, vocab_size: vocab, .. } = self.config;
         let eps = self.config.rms_norm_eps as f32;
         let rows = batch.rows();

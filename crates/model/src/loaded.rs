@@ -33,7 +33,8 @@ impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
             return Ok(logits);
         };
         // Run again to find the culprit. K/V are rewritten with the same values. Recurrent states that cannot be taken back are
-        // wrong in the second run, but no less damaged, and forgotten after it.
+        // wrong in the second run, but no less damaged, and forgotten after it; the K/V above them are rewritten when those
+        // positions are computed again.
         let mut finder = FirstNonFinite::default();
         if recurrent {
             let lost = rewind(&*self.backend, memory, batch);
@@ -56,7 +57,7 @@ impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
 
 /// Takes recurrent states back to where their spans start; returns slot and start of those that could not be.
 fn rewind<B: Backend>(backend: &B, memory: &mut Memory<B>, batch: &Batch) -> Vec<(usize, usize)> {
-    let spans = batch.spans().iter().map(|s| (s.sequence, s.start));
+    let spans = batch.spans().iter().filter(|s| s.len > 0).map(|s| (s.sequence, s.start));
     spans.filter(|(slot, start)| !backend.state_take_back(&mut memory.state, *slot, *start)).collect()
 }
 
@@ -87,7 +88,7 @@ impl<B: Backend, N: Network<B>> Model for LoadedModel<B, N> {
 
     fn state_bytes(&self) -> (usize, usize) {
         let layout = self.network.state_layout();
-        (self.backend.state_bytes(layout, TAKE_BACK), layout.values() * size_of::<f32>())
+        (self.backend.state_bytes(layout, TAKE_BACK), self.backend.snapshot_bytes(layout))
     }
 
     fn reserve(&mut self, pages: &[usize], slots: usize) -> Result<(), ModelError> {

@@ -87,10 +87,12 @@ impl<B: Backend> Qwen3_5<B> {
         let all = Qwen3_5Config::from_checkpoint(checkpoint)?;
         let config = &all.text;
         let weights = Weights::detect(checkpoint)?;
-        // Whoever moves the convolution's axes also adds the 1 to the norms (§3.2): nothing else tells the layouts apart.
+        // Whoever moves the convolution's axes also adds the 1 to the norms (§3.2). Without a convolution the names must tell.
+        let by_name =
+            if weights.prefix().starts_with("language_model.") { ConvLayout::Mlx } else { ConvLayout::Transformers };
         let conv = (0..config.num_hidden_layers)
             .find_map(|l| weights.conv_layout(&format!("layers.{l}.linear_attn.conv1d.weight")))
-            .unwrap_or(ConvLayout::Mlx);
+            .unwrap_or(by_name);
         let norm_shift = if conv == ConvLayout::Transformers { 1.0 } else { 0.0 };
         let ledger = Ledger::default();
         let load = Loader { backend, weights, ledger: &ledger, norm_shift };

@@ -4,7 +4,7 @@
 mod common;
 
 use common::Walker;
-use common::damage::{Copy, damaged, first_forward, load, refused};
+use common::damage::{Copy, PROMPT, damaged, first_forward, load, refused};
 use mlxcel_compute::Wanted;
 use mlxcel_cpu::Precision;
 use mlxcel_model::ModelError;
@@ -33,6 +33,16 @@ fn damage_is_found_in_its_layer() {
     damaged("qwen3_5/dense", "layers.2.linear_attn.norm.weight", 3, "layer 2, gated");
     damaged("qwen3_5/dense", "layers.0.linear_attn.out_proj.weight", 9, "layer 0, mixer");
     damaged("qwen3_5/dense", "language_model.layers.3.self_attn.q_proj.weight", 64 * 70, "layer 3, mixer");
+    damaged("qwen3_5/dense", "language_model.layers.1.input_layernorm.weight", 3, "layer 1, conv");
+    damaged("qwen3_5/dense", "language_model.layers.1.post_attention_layernorm.weight", 3, "layer 1, mlp");
+    damaged("qwen3_5/dense", "language_model.norm.weight", 3, "norm");
+    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.q_norm.weight", 3, "layer 3, mixer");
+    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.v_proj.weight", 3, "layer 3, mixer");
+    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.o_proj.weight", 3, "layer 3, mixer");
+    damaged("qwen3_5/dense", "language_model.layers.0.mlp.down_proj.weight", 3, "layer 0, mlp");
+    damaged("qwen3_5/dense", "embed_tokens.weight", PROMPT[1] as usize * 64 + 5, "embed");
+    damaged("qwen3_5/dense", "lm_head.weight", 150 * 64 + 5, "logits");
+    damaged("qwen3_5/moe", "language_model.layers.0.mlp.shared_expert.up_proj.weight", 3, "layer 0, mlp");
     damaged("qwen3_5/moe", "language_model.layers.1.mlp.gate.weight", 70, "layer 1, mlp");
     damaged("qwen3_5/moe", "language_model.layers.2.mlp.shared_expert_gate.weight", 7, "layer 2, mlp");
     damaged(DEMO, "layers.1.linear_attn.in_proj_z.scales", 5, "layer 1, gated");
@@ -74,15 +84,19 @@ fn a_damaged_row_spoils_no_other_state() {
     let tokens: Vec<u32> = (0..60).map(|i| i * 3 % 90).collect();
     let whole = Walker::new(model(), 1, 70).chunks(&tokens, &[60]);
     for len in [5, 16, 17, 40] {
-        let mut walker = Walker::new(model(), 2, 70);
-        walker.step(&[(0, 0, &tokens[..10]), (1, 0, &[1, 2, 3])]);
-        let before = walker.state(0);
+        let mut walker = Walker::new(model(), 3, 70);
+        walker.step(&[(0, 0, &tokens[..10]), (1, 0, &[1, 2, 3]), (2, 0, &[7, 8])]);
+        let (before, third) = (walker.state(0), walker.state(2));
         let mut batch = walker.batch(0, 10, &tokens[10..10 + len], Wanted::Last);
         let other = walker.batch(1, 3, &[4, 100], Wanted::Last);
         let tables: Vec<&[u32]> = (0..1).map(|g| other.table(0, g)).collect();
         batch.push(1, 3, &[4, 100], &tables, Wanted::Last);
+        // A span of no rows, on a slot that holds a state, changes nothing whatever happens to the others.
+        batch.push(2, 0, &[], &tables, Wanted::None);
         let error = walker.model.forward(&batch).expect_err("the second sequence is damaged");
         assert!(matches!(error, ModelError::NonFinite { position: 4, .. }), "{error}");
+        assert!(error.to_string().contains("come from embed."), "{error}");
+        assert_eq!(common::bits(&walker.state(2)), common::bits(&third));
         // A short span is taken back; a longer one cannot be, and says so by holding no state.
         if len <= mlxcel_model::TAKE_BACK {
             assert_eq!(common::bits(&walker.state(0)), common::bits(&before));

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Golden, Rng, Walker, argmax, bits, load, root, worst};
+use common::{Golden, Rng, Walker, bits, load, root, worst};
 use mlxcel_compute::Wanted;
 use mlxcel_cpu::Precision;
 use mlxcel_model::tap::Recorder;
@@ -86,29 +86,5 @@ fn a_damaged_reference_is_noticed() {
 
 #[test]
 fn the_demo_checkpoint_says_its_golden_tokens() {
-    let dir = root().join("models/gemma-4-tiny-it-4bit");
-    let golden = Golden::open(&dir);
-    for prompt in ["prose", "code", "enumeration"] {
-        let mut ids = golden.ids(&format!("{prompt}.prompt_ids"));
-        let want_ids = golden.ids(&format!("{prompt}.continuation_ids"));
-        let want = golden.floats(&format!("{prompt}.logits")).expect("logits");
-        let mut walker = Walker::new(load(&dir, Precision::F32, 2), 1, ids.len() + want_ids.len());
-        let vocab = walker.model.info().vocab_size;
-        let mut at = 0;
-        let mut said = Vec::new();
-        let mut error = 0.0f32;
-        for step in 0..want_ids.len() {
-            let logits = walker.step(&[(0, at, &ids[at..])]).remove(0);
-            at = ids.len();
-            let row = &logits[logits.len() - vocab..];
-            if step < 8 {
-                error = error.max(worst(row, &want[step * vocab..][..vocab]));
-            }
-            said.push(argmax(row));
-            ids.push(argmax(row));
-        }
-        println!("{prompt}: first logits within {error:.1e}");
-        assert_eq!(said, want_ids, "{prompt}");
-        assert!(error <= TOLERANCE, "{prompt}: logits differ by {error:e}");
-    }
+    common::says_its_golden_tokens(&common::demo(), TOLERANCE);
 }

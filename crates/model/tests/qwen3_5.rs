@@ -156,28 +156,7 @@ fn states(golden: &Golden, prefix: &str, conv: &str, recurrent: &str) -> Vec<f32
 
 #[test]
 fn the_demo_checkpoint_says_its_golden_tokens() {
-    let golden = Golden::open(&recurrent_demo());
-    for prompt in ["prose", "code", "enumeration"] {
-        let mut ids = golden.ids(&format!("{prompt}.prompt_ids"));
-        let want_ids = golden.ids(&format!("{prompt}.continuation_ids"));
-        let want = golden.floats(&format!("{prompt}.logits")).expect("logits");
-        let mut walker = Walker::new(load(&recurrent_demo(), Precision::F32, 2), 1, ids.len() + want_ids.len());
-        let vocab = walker.model.info().vocab_size;
-        let (mut at, mut said, mut error) = (0, Vec::new(), 0.0f32);
-        for step in 0..want_ids.len() {
-            let logits = walker.step(&[(0, at, &ids[at..])]).remove(0);
-            at = ids.len();
-            let row = &logits[logits.len() - vocab..];
-            if step < 8 {
-                error = error.max(worst(row, &want[step * vocab..][..vocab]));
-            }
-            said.push(argmax(row));
-            ids.push(argmax(row));
-        }
-        println!("{prompt}: first logits within {error:.1e}");
-        assert_eq!(said, want_ids, "{prompt}");
-        assert!(error <= TOLERANCE, "{prompt}: logits differ by {error:e}");
-    }
+    common::says_its_golden_tokens(&recurrent_demo(), TOLERANCE);
 }
 
 /// Rounds of a walk that must end in the state of a fresh run.
@@ -241,7 +220,17 @@ fn a_snapshot_is_the_state_wherever_it_is_put() {
     walker.model.restore_state(0, &snapshot);
     let rest = walker.step(&[(0, 64, &ids[64..])]).remove(0);
     assert_eq!(bits(&rest), bits(&whole[64 * vocab..]));
+    walker.model.restore_state(0, &snapshot);
+    let state = walker.state(0);
     assert!(!walker.model.take_back(0, 3), "what a snapshot replaced cannot be taken back");
+    // In another slot, unused and used.
+    for before in [&[][..], &ids[100..130]] {
+        if !before.is_empty() {
+            walker.step(&[(1, 0, before)]);
+        }
+        walker.model.restore_state(1, &snapshot);
+        assert_eq!(bits(&walker.state(1)), bits(&state));
+    }
 }
 
 /// The fault-injected twins: references off by a little more than the tolerance, and one row too many kept.
@@ -255,6 +244,10 @@ fn damage_is_noticed() {
     assert!(worst(&whole, &want) <= TOLERANCE);
     want[777] += 2.0 * TOLERANCE;
     assert!(worst(&whole, &want) > TOLERANCE);
+
+    let mut undefined = whole.clone();
+    undefined[5] = f32::NAN;
+    assert!(worst(&undefined, &whole).is_nan(), "a NaN is no agreement");
 
     walker.chunks(&ids[..40], &[40]);
     let state = walker.state(0);

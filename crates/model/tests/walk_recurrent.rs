@@ -102,15 +102,30 @@ fn the_tiny_checkpoints_keep_their_bytes() {
 #[test]
 fn faults_are_caught() {
     let dir = root().join("tests/golden/qwen3_5/dense-mlx/4bit");
-    let tape = tapes(&dir, Precision::F32, &[150], &[]).remove(0);
+    let tapes = tapes(&dir, Precision::F32, &[150, 90], &[]);
     let walker = |fault| {
         let backend = Faulty::new(CpuBackend::new(Precision::F32, 1), fault);
         Walker::new(load_on(&dir, backend), 1, 150 + SLACK)
     };
+    let seen = |fault, walk: &dyn Fn(&mut Walker) -> Result<(), String>| {
+        let caught = walk(&mut walker(fault)).expect_err(&format!("{fault:?} must be seen"));
+        println!("{fault:?}: {caught}");
+    };
     for fault in [Fault::WideLinear, Fault::StaleKeys] {
         for w in 2..=16 {
-            width(&mut walker(fault), &tape, w).expect_err("the fault must be seen");
+            width(&mut walker(fault), &tapes[0], w).expect_err("the fault must be seen");
         }
-        taking_back(&mut walker(fault), &[&tape], 1).expect_err("the fault must be seen");
+        seen(fault, &|walker| taking_back(walker, &[&tapes[0]], 1));
+    }
+    seen(Fault::ChunkedDelta, &|walker| spans(walker, &tapes[0], "one chunk", || 150));
+    for fault in [Fault::TakeBackShort, Fault::TakeBackWindow] {
+        seen(fault, &|walker| taking_back(walker, &[&tapes[0]], 1));
+    }
+    // What the sequence before left in the slot.
+    for fault in [Fault::WindowResidue, Fault::MatrixResidue] {
+        seen(fault, &|walker| {
+            width(walker, &tapes[0], 16)?;
+            width(walker, &tapes[1], 16)
+        });
     }
 }

@@ -83,7 +83,10 @@ impl RefState {
         if len > position || (len > 0 && back > slot.before) {
             return false;
         }
-        if len > 0 {
+        if len == 0 {
+            slot.layers = self.layout.layers.iter().map(|l| vec![empty(l)]).collect();
+            slot.before = 0;
+        } else {
             slot.layers.iter_mut().for_each(|l| l.truncate(l.len() - back));
             slot.before -= back;
         }
@@ -103,6 +106,8 @@ impl RefState {
 
     pub(super) fn restore(&mut self, slot: usize, from: &RefSnapshot) {
         let layers = from.layers.iter().map(|l| vec![l.clone()]).collect();
+        let same = from.layers.iter().zip(&self.layout.layers).all(|(l, shape)| l.s.len() == shape.state_values());
+        assert!(same && from.layers.len() == self.layout.layers.len(), "a copy of another layout");
         self.slots[slot] = Slot { position: Some(from.position), before: 0, layers };
     }
 

@@ -344,7 +344,13 @@ fn rule(pool: &Pool, isa: Isa, layer: &mut LayerState, groups: &[Vec<Run>], rows
         }
     };
     let jobs = groups.len() * shape.value_heads * pairs;
-    if total * shape.state_values() < SMALL { (0..jobs).for_each(job) } else { pool.run(jobs, &job) }
+    if total.saturating_mul(shape.state_values()) < SMALL {
+        (0..jobs).for_each(job);
+    } else {
+        // Bounded, whatever the shape; enough of them to even out.
+        let step = jobs.div_ceil(pool.threads() * 32);
+        pool.run(jobs.div_ceil(step), &|c| (c * step..((c + 1) * step).min(jobs)).for_each(&job));
+    }
 }
 
 /// The rule over an announced batch: `prepared` as [`Prepare`] makes it, `qkv` `[rows, channels]`.

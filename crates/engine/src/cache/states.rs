@@ -2,56 +2,94 @@
 //!
 //! K/V of any position can be returned to by forgetting what came later; a recurrent state cannot. Exactly taking back the
 //! last rows is the model's doing ([`Model::take_back`]); going back further means the newest snapshot before the place, and
-//! computing from there. Snapshots are taken under a budget in bytes; when a sequence's share is full, the one goes whose loss
-//! leaves the smallest gap.
+//! computing from there.
+//!
+//! Snapshots of all sequences share a budget in bytes. Chat templates often render a past answer differently than it was
+//! generated, so that the next turn parts from the cache at the end of the prompt: the newest snapshot inside a sequence's prompt
+//! is kept longest, then the newest of all, and of the others the one goes first whose loss leaves the smallest gap.
 
 use mlxcel_model::{Model, Snapshot};
 
-/// Slots and the budget of snapshots.
-#[derive(Debug)]
+/// One sequence's slot, which is its number in a batch.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Slot(usize);
+
+impl Slot {
+    /// The number.
+    pub fn number(&self) -> usize {
+        self.0
+    }
+}
+
+/// Slots, snapshots and their budget.
 pub struct States {
     recurrent: bool,
     page_len: usize,
     free: Vec<usize>,
-    /// Snapshots a sequence may keep.
-    share: usize,
+    lines: Vec<Line>, // by slot
+    /// Snapshots that may be kept in all.
+    most: usize,
 }
 
-/// One sequence's slot and snapshots.
-pub struct StateLine {
-    slot: usize,
+/// What is kept of one slot's sequence.
+#[derive(Default)]
+struct Line {
+    prompt: usize,
     snapshots: Vec<Snapshot>, // by position, ascending
 }
 
-impl StateLine {
-    /// The slot, which is the sequence's number in a batch.
-    pub fn slot(&self) -> usize {
-        self.slot
-    }
+/// How dear a snapshot is: the cheapest goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// One of several; by the gap its loss would leave.
+    Between(usize),
+    /// The newest of its sequence.
+    Newest,
+    /// The newest inside the prompt.
+    Anchor,
+}
 
-    /// Positions that can be returned to.
-    #[cfg(test)]
-    fn positions(&self) -> Vec<usize> {
-        self.snapshots.iter().map(Snapshot::position).collect()
-    }
+/// Ranks of a sequence's snapshots.
+fn ranks(positions: &[usize], prompt: usize) -> Vec<Rank> {
+    let anchor = positions.iter().rposition(|p| *p <= prompt);
+    let rank = |i: usize| match i {
+        _ if Some(i) == anchor => Rank::Anchor,
+        _ if i + 1 == positions.len() => Rank::Newest,
+        _ => Rank::Between(positions[i + 1] - if i == 0 { 0 } else { positions[i - 1] }),
+    };
+    (0..positions.len()).map(rank).collect()
 }
 
 impl States {
     /// `slots` slots of a model, and snapshots of all of them in `budget` bytes.
     pub fn new(model: &dyn Model, slots: usize, budget: usize) -> Self {
         let recurrent = model.is_recurrent();
-        let share = if recurrent { budget / model.state_bytes().1.max(1) / slots.max(1) } else { 0 };
-        States { recurrent, page_len: model.page_len(), free: (0..slots).rev().collect(), share }
+        let most = if recurrent { budget / model.state_bytes().1.max(1) } else { 0 };
+        let lines = (0..slots).map(|_| Line::default()).collect();
+        States { recurrent, page_len: model.page_len(), free: (0..slots).rev().collect(), lines, most }
+    }
+
+    /// Snapshots that fit the budget.
+    pub fn most(&self) -> usize {
+        self.most
     }
 
     /// A slot for a sequence that starts at position 0; `None` when all are taken.
-    pub fn line(&mut self) -> Option<StateLine> {
-        Some(StateLine { slot: self.free.pop()?, snapshots: Vec::new() })
+    pub fn take(&mut self, prompt: usize) -> Option<Slot> {
+        let slot = self.free.pop()?;
+        self.lines[slot] = Line { prompt, snapshots: Vec::new() };
+        Some(Slot(slot))
     }
 
-    /// Gives a slot back.
-    pub fn release(&mut self, line: StateLine) {
-        self.free.push(line.slot);
+    /// Hands a slot on to a sequence that goes on from what it holds.
+    pub fn hand_on(&mut self, slot: &Slot, prompt: usize) {
+        self.lines[slot.0].prompt = prompt;
+    }
+
+    /// Gives a slot and its snapshots back.
+    pub fn release(&mut self, slot: Slot) {
+        self.lines[slot.0] = Line::default();
+        self.free.push(slot.0);
     }
 
     /// Free slots.
@@ -66,68 +104,89 @@ impl States {
         let boundary = inside / self.page_len * self.page_len;
         // The last chunk goes in two steps only where the second is a small part.
         let worth = if last { end - start >= 2 * self.page_len } else { boundary > start };
-        if self.share > 0 && worth { boundary } else { end }
+        if self.most > 0 && worth { boundary } else { end }
     }
 
-    /// Notes that a sequence's state now stands at `position`: takes a snapshot on a page boundary.
-    pub fn advance(&mut self, model: &dyn Model, line: &mut StateLine, position: usize) {
+    /// Notes that a sequence's state now stands at `position`: takes a snapshot on a page boundary, if the budget has room for it
+    /// or something cheaper to give up.
+    pub fn advance(&mut self, model: &dyn Model, slot: &Slot, position: usize) {
+        let line = &self.lines[slot.0];
         let known = line.snapshots.last().is_some_and(|s| s.position() >= position);
-        if self.share == 0 || !position.is_multiple_of(self.page_len) || known {
+        if self.most == 0 || !position.is_multiple_of(self.page_len) || known {
             return;
         }
-        if let Some(snapshot) = model.save_state(line.slot) {
-            debug_assert_eq!(snapshot.position(), position, "the engine and the model count alike");
-            line.snapshots.push(snapshot);
-            if line.snapshots.len() > self.share {
-                let positions: Vec<usize> = line.snapshots.iter().map(Snapshot::position).collect();
-                line.snapshots.remove(least(&positions));
+        if self.lines.iter().map(|l| l.snapshots.len()).sum::<usize>() >= self.most {
+            // The new one competes with the rest before it is copied.
+            let Some((victim, i)) = self.cheapest(slot.0, position) else { return };
+            if victim == slot.0 && i == self.lines[victim].snapshots.len() {
+                return;
             }
+            self.lines[victim].snapshots.remove(i);
         }
+        if let Some(snapshot) = model.save_state(slot.0) {
+            debug_assert_eq!(snapshot.position(), position, "the engine and the model count alike");
+            self.lines[slot.0].snapshots.push(snapshot);
+        }
+    }
+
+    /// Slot and index of the snapshot to give up, one at `position` of slot `new` counted in.
+    fn cheapest(&self, new: usize, position: usize) -> Option<(usize, usize)> {
+        let mut all: Vec<(Rank, usize, usize)> = Vec::new();
+        for (slot, line) in self.lines.iter().enumerate() {
+            let mut positions: Vec<usize> = line.snapshots.iter().map(Snapshot::position).collect();
+            positions.extend((slot == new).then_some(position));
+            all.extend(ranks(&positions, line.prompt).into_iter().enumerate().map(|(i, rank)| (rank, slot, i)));
+        }
+        all.into_iter().min().map(|(_, slot, i)| (slot, i))
     }
 
     /// Brings a sequence back to `len` positions, or to the nearest place before it that can be restored; returns that place.
     /// 0 means starting afresh.
-    pub fn return_to(&mut self, model: &mut dyn Model, line: &mut StateLine, len: usize) -> usize {
-        if !self.recurrent || model.take_back(line.slot, len) {
-            line.snapshots.retain(|s| s.position() <= len);
+    pub fn return_to(&mut self, model: &mut dyn Model, slot: &Slot, len: usize) -> usize {
+        let snapshots = &mut self.lines[slot.0].snapshots;
+        snapshots.retain(|s| s.position() <= len);
+        if !self.recurrent || model.take_back(slot.0, len) {
             return len;
         }
-        line.snapshots.retain(|s| s.position() <= len);
-        let Some(snapshot) = line.snapshots.last() else { return 0 };
-        model.restore_state(line.slot, snapshot);
+        let Some(snapshot) = snapshots.last() else { return 0 };
+        model.restore_state(slot.0, snapshot);
         snapshot.position()
     }
-}
-
-/// Index of the snapshot whose loss costs least: the smallest gap between its neighbours. The newest stays.
-fn least(positions: &[usize]) -> usize {
-    let gap = |i: usize| positions[i + 1] - if i == 0 { 0 } else { positions[i - 1] };
-    (0..positions.len().saturating_sub(1)).min_by_key(|i| gap(*i)).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn states(share: usize) -> States {
-        States { recurrent: true, page_len: 64, free: vec![0], share }
+    fn states(most: usize) -> States {
+        States { recurrent: true, page_len: 64, free: vec![0], lines: vec![Line::default()], most }
     }
 
     #[test]
-    fn the_snapshot_between_the_closest_goes() {
-        assert_eq!(least(&[64, 128, 512]), 0);
-        assert_eq!(least(&[256, 320, 384, 1024]), 1);
-        assert_eq!(least(&[64]), 0);
-        // What stays is spread out, and the newest is always among it.
-        let mut kept: Vec<usize> = Vec::new();
-        for i in 1..=100 {
-            kept.push(64 * i);
-            if kept.len() > 4 {
-                kept.remove(least(&kept));
+    fn the_snapshot_inside_the_prompt_is_dearest() {
+        use Rank::{Anchor, Between, Newest};
+        assert_eq!(ranks(&[64, 128, 512], 200), [Between(128), Anchor, Newest]);
+        assert_eq!(ranks(&[64, 128, 512], 600), [Between(128), Between(448), Anchor]);
+        assert_eq!(ranks(&[64, 128], 10), [Between(128), Newest]);
+        assert_eq!(ranks(&[], 10), []);
+        assert!(Between(usize::MAX) < Newest && Newest < Anchor && Between(64) < Between(128));
+    }
+
+    #[test]
+    fn a_long_answer_leaves_the_place_of_the_next_turn() {
+        // A prompt of 500, an answer of 4,000, room for so many.
+        for room in [1, 2, 3, 8] {
+            let mut kept: Vec<usize> = Vec::new();
+            for position in (64..=4500).step_by(64) {
+                kept.push(position);
+                if kept.len() > room {
+                    let cheapest = ranks(&kept, 500).into_iter().enumerate().min_by_key(|(_, rank)| *rank);
+                    kept.remove(cheapest.expect("some").0);
+                }
             }
+            assert!(kept.contains(&448), "room for {room}: {kept:?}");
+            assert!(room == 1 || kept.contains(&4480), "room for {room}: {kept:?}");
         }
-        assert_eq!(*kept.last().expect("some"), 6400);
-        assert!(kept[0] <= 3200, "{kept:?}");
     }
 
     #[test]
@@ -146,10 +205,9 @@ mod tests {
     #[test]
     fn slots_are_given_once() {
         let mut states = states(1);
-        let line = states.line().expect("a slot");
-        assert!(states.line().is_none());
-        assert!(line.positions().is_empty());
-        states.release(line);
+        let slot = states.take(10).expect("a slot");
+        assert_eq!(states.take(10), None);
+        states.release(slot);
         assert_eq!(states.free(), 1);
     }
 }

@@ -47,11 +47,17 @@ pub struct Scripted {
     slots: Option<Vec<Slot>>,
 }
 
+thread_local! {
+    /// Spans of recurrent models on this thread that ended inside what their slot had already computed of the same tokens.
+    pub static RECOMPUTED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// A recurrent state: all tokens seen, and how many of them the last span brought. `None` = spoilt.
 #[derive(Clone, Default)]
 struct Slot {
     seen: Option<Vec<u32>>,
     last: usize,
+    longest: Vec<u32>,
 }
 
 /// Bytes that a recurrent script says a snapshot has.
@@ -166,8 +172,9 @@ impl Model for Scripted {
     }
 
     fn restore_state(&mut self, slot: usize, snapshot: &Snapshot) {
-        let seen = snapshot.inner::<Vec<u32>>().cloned();
-        self.slots.as_mut().expect("a recurrent model")[slot] = Slot { seen, last: 0 };
+        let slot = &mut self.slots.as_mut().expect("a recurrent model")[slot];
+        slot.seen = snapshot.inner::<Vec<u32>>().cloned();
+        slot.last = 0;
     }
 
     fn read_state(&self, _: &Snapshot) -> Vec<f32> {
@@ -185,6 +192,11 @@ impl Model for Scripted {
                 assert_eq!(seen.len(), span.start, "slot {} stands elsewhere", span.sequence);
                 seen.extend(&batch.tokens()[span.first_row..][..span.len]);
                 slot.last = span.len;
+                if seen.len() < slot.longest.len() && slot.longest.starts_with(seen) {
+                    RECOMPUTED.set(RECOMPUTED.get() + 1);
+                } else {
+                    slot.longest.clone_from(seen);
+                }
             }
         }
         for row in 0..batch.rows() {
@@ -221,7 +233,7 @@ impl Model for Scripted {
                         if !self.take_back(span.sequence, span.start)
                             && let Some(slots) = &mut self.slots
                         {
-                            slots[span.sequence] = Slot::default();
+                            slots[span.sequence].seen = None;
                         }
                     }
                     let (model, site) = ("scripted".into(), "layer 1, output".into());

@@ -126,7 +126,8 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
 /// Largest absolute difference.
 pub fn worst(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len(), "lengths");
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    // NaN is further off than anything.
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m: f32, d| if d <= m || m.is_nan() { m } else { d })
 }
 
 /// Index of the largest value, the lowest on ties.
@@ -138,6 +139,33 @@ pub fn argmax(row: &[f32]) -> u32 {
         }
     }
     best as u32
+}
+
+/// The trained checkpoint of a directory answers three prompts with its golden tokens, and its first logits are near the
+/// references.
+pub fn says_its_golden_tokens(dir: &Path, tolerance: f32) {
+    let golden = Golden::open(dir);
+    for prompt in ["prose", "code", "enumeration"] {
+        let mut ids = golden.ids(&format!("{prompt}.prompt_ids"));
+        let want_ids = golden.ids(&format!("{prompt}.continuation_ids"));
+        let want = golden.floats(&format!("{prompt}.logits")).expect("logits");
+        let mut walker = Walker::new(load(dir, Precision::F32, 2), 1, ids.len() + want_ids.len());
+        let vocab = walker.model.info().vocab_size;
+        let (mut at, mut said, mut error) = (0, Vec::new(), 0.0f32);
+        for step in 0..want_ids.len() {
+            let logits = walker.step(&[(0, at, &ids[at..])]).remove(0);
+            at = ids.len();
+            let row = &logits[logits.len() - vocab..];
+            if step < 8 {
+                error = error.max(worst(row, &want[step * vocab..][..vocab]));
+            }
+            said.push(argmax(row));
+            ids.push(argmax(row));
+        }
+        println!("{prompt}: first logits within {error:.1e}");
+        assert_eq!(said, want_ids, "{prompt}");
+        assert!(error <= tolerance, "{prompt}: logits differ by {error:e}");
+    }
 }
 
 /// A small deterministic generator.
