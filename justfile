@@ -33,6 +33,8 @@ bench: build
 aarch64:
     bash tools/aarch64/test.sh
 
-# Fuzz a parser for a minute (needs nightly and cargo-fuzz): just fuzz safetensors_header
+# Fuzz a parser for a minute from its corpus and its seeds (needs nightly and cargo-fuzz): just fuzz safetensors_header
 fuzz target seconds="60":
-    cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}}
+    mkdir -p fuzz/corpus/{{target}}
+    cargo +nightly fuzz run {{target}} fuzz/corpus/{{target}} \
+        $(ls -d fuzz/seeds/{{target}} 2>/dev/null) -- -max_total_time={{seconds}}

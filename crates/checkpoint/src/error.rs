@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::gguf::GgufError;
 use crate::header::HeaderError;
 
 /// Result of anything in this crate.
@@ -60,6 +61,14 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What is wrong.
         source: HeaderError,
+    },
+    /// A GGUF file is damaged, or describes something that is not imported.
+    #[error("{}: {source}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: GgufError,
     },
     /// Files that belong to the checkpoint are absent; `missing` lists all of them.
     #[error(
@@ -203,5 +212,38 @@ pub enum CheckpointError {
         file: PathBuf,
         /// The type found.
         found: String,
+    },
+    /// A conversion cannot be done.
+    #[error("{}: {problem}", path.display())]
+    Convert {
+        /// The source, the target, or the file at fault.
+        path: PathBuf,
+        /// Expected and found, and what to do.
+        problem: String,
+    },
+    /// The directory to be written exists.
+    #[error("{}: exists already; give another directory with -o, or --force to replace it", path.display())]
+    TargetExists {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The disk is full, or would be.
+    #[error(
+        "{}: no space left: {needed} bytes needed in all, {} available; nothing was kept",
+        path.display(), available.map_or("an unknown number".into(), |bytes| bytes.to_string())
+    )]
+    NoSpace {
+        /// The file, or the directory when it was known beforehand.
+        path: PathBuf,
+        /// Bytes of everything that was to be written.
+        needed: u64,
+        /// Bytes that could still be written.
+        available: Option<u64>,
+    },
+    /// The caller ended it.
+    #[error("{what}: interrupted; nothing was kept")]
+    Interrupted {
+        /// What was going on.
+        what: String,
     },
 }

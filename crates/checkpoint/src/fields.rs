@@ -9,6 +9,12 @@ use crate::error::{CheckpointError, Result};
 /// Largest size a configuration may state; what is multiplied from such sizes is checked again where it is used.
 pub(crate) const MAX_SIZE: usize = 1 << 24;
 
+/// Most layers a configuration may have: bounds what the default pattern allocates.
+pub(crate) const MAX_LAYERS: usize = 4096;
+
+/// Most elements one tensor may have. Far above any model, and low enough that sizes in bytes cannot overflow.
+const MAX_ELEMENTS: u128 = 1 << 44;
+
 /// An object of a JSON file. Everywhere `null` counts as absent.
 #[derive(Clone)]
 pub(crate) struct Fields<'a> {
@@ -47,6 +53,17 @@ impl<'a> Fields<'a> {
             expected: expected.into(),
             found: found.into(),
         }
+    }
+
+    /// Fails when a tensor would have more elements than any model's; `what` says how its size comes about.
+    pub(crate) fn check_elements(&self, what: &str, factors: &[usize]) -> Result<()> {
+        // Sizes have at most 24 bits, so five factors cannot overflow 128.
+        let elements: u128 = factors.iter().map(|factor| *factor as u128).product();
+        if elements <= MAX_ELEMENTS {
+            return Ok(());
+        }
+        let expected = format!("a tensor of at most {MAX_ELEMENTS} elements");
+        Err(self.error_found(what, expected, format!("{elements} elements")))
     }
 
     /// True when the key is written at all, be it as `null`.

@@ -24,16 +24,24 @@
 #![deny(unsafe_code)]
 
 pub mod checkpoint;
+pub mod convert;
 
 pub mod error;
 mod fields;
 pub mod gemma4;
 pub mod generation;
+pub mod gguf;
+mod glob;
 pub mod header;
+#[cfg(feature = "hub")]
+pub mod hub;
+pub mod llama;
 mod mmap;
 pub mod quantization;
 pub mod quantize;
+pub mod qwen3_5;
 pub mod safetensors;
+pub mod store;
 #[doc(hidden)]
 pub mod testing;
 pub mod weights;
@@ -42,8 +50,11 @@ pub use checkpoint::Checkpoint;
 pub use error::{CheckpointError, Result};
 pub use gemma4::{Gemma4Config, Gemma4Family, Gemma4TextConfig};
 pub use generation::{GenerationDefaults, StopIds};
+pub use gguf::{Gguf, GgufError};
 pub use header::parse_header;
+pub use llama::LlamaConfig;
 pub use mlxcel_compute::dequant::{self, dequantize_element, dequantize_row};
 pub use quantization::Quantization;
+pub use qwen3_5::{Qwen3_5Config, Qwen3_5TextConfig};
 pub use safetensors::{SafetensorsFile, Tensor};
-pub use weights::Weights;
+pub use weights::{ConvLayout, Weights};

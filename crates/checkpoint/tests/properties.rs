@@ -4,12 +4,12 @@ mod common;
 
 use std::path::Path;
 
-use common::{Copy, golden, walk};
+use common::{Copy, golden, repo, walk};
 use mlxcel_checkpoint::dequant::code;
 use mlxcel_checkpoint::header::Header;
 use mlxcel_checkpoint::quantize::quantize_affine;
 use mlxcel_checkpoint::testing::safetensors_bytes;
-use mlxcel_checkpoint::{Gemma4Config, GenerationDefaults, dequantize_row, parse_header};
+use mlxcel_checkpoint::{Gemma4Config, GenerationDefaults, LlamaConfig, Qwen3_5Config, dequantize_row, parse_header};
 use mlxcel_compute::format::DType;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -247,6 +247,14 @@ fn golden_name() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec!["e2b-mlx-mixed", "moe-mlx-q4", "dense-mlx-nvfp4", "unified", "text_only"])
 }
 
+fn llama_type() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec!["llama", "mistral", "qwen2", "qwen3"])
+}
+
+fn qwen3_5_name() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec!["dense", "dense-tied", "dense-mlx/4bit", "moe", "moe-mlx/4bit"])
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -264,6 +272,42 @@ proptest! {
                 let _ = (text.rope(layer), text.k_eq_v(layer), text.moe());
             }
             parsed.ignores("language_model.model.layers.99999999999999999999.self_attn.k_proj.weight");
+        }
+    }
+
+    #[test]
+    fn mutated_qwen3_5_configs(name in qwen3_5_name(), changes in changes()) {
+        let config = mutate(Copy::at(&repo().join("tests/golden/qwen3_5").join(name)).config, &changes);
+        if let Ok(parsed) = Qwen3_5Config::parse(Path::new("config.json"), &config) {
+            let text = &parsed.text;
+            prop_assert_eq!(text.layer_types.len(), text.num_hidden_layers);
+            prop_assert!(text.rope.rotary_dim() >= 2 && text.rope.rotary_dim() <= text.head_dim);
+            prop_assert!(text.num_attention_heads.is_multiple_of(text.num_key_value_heads));
+            prop_assert!(text.linear_num_value_heads.is_multiple_of(text.linear_num_key_heads));
+            prop_assert!(text.linear_conv_kernel_dim >= 2 && text.linear_conv_dim() > text.linear_value_dim());
+            prop_assert!((text.intermediate_size == 0) == text.moe.is_some());
+            prop_assert!(!parsed.eos_token_ids.is_empty());
+        }
+    }
+
+    #[test]
+    fn mutated_llama_configs(model_type in llama_type(), changes in changes()) {
+        let base = json!({
+            "model_type": model_type, "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+            "rope_scaling": {
+                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32
+            },
+            "max_position_embeddings": 256, "sliding_window": null, "layer_types": ["full_attention"],
+            "eos_token_id": [1, 2], "tie_word_embeddings": true, "architectures": ["Some"]
+        });
+        prop_assert!(LlamaConfig::parse(Path::new("config.json"), &base).is_ok());
+        if let Ok(parsed) = LlamaConfig::parse(Path::new("config.json"), &mutate(base, &changes)) {
+            prop_assert!(parsed.head_dim >= 2 && parsed.head_dim.is_multiple_of(2));
+            prop_assert!(parsed.num_attention_heads.is_multiple_of(parsed.num_key_value_heads));
+            prop_assert!(parsed.vocab_size >= 1 && parsed.hidden_size >= 1 && parsed.num_hidden_layers >= 1);
+            prop_assert!(parsed.rope.theta > 0.0 && parsed.max_position_embeddings >= 2);
         }
     }
 

@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use mlxcel_checkpoint::convert::Mixed;
+use mlxcel_checkpoint::quantization::{AFFINE_BITS, AFFINE_GROUPS};
+use mlxcel_compute::format::DType;
 use mlxcel_cpu::Precision;
 
 /// Runs MLX-format language models on this machine.
@@ -31,6 +34,16 @@ pub enum Verb {
     Inspect(InspectArgs),
     /// Measure the perplexity of a text file
     Perplexity(PerplexityArgs),
+    /// Convert a float checkpoint or a GGUF file to MLX's layout, quantised or not
+    Convert(ConvertArgs),
+    /// Fetch a model from the hub into the model store
+    #[cfg(feature = "hub")]
+    Pull(PullArgs),
+    /// List the models in the store and in the Hugging Face cache
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Remove a model from the store
+    Rm(RmArgs),
 }
 
 const GENERATE_EXAMPLES: &str = "\
@@ -56,10 +69,38 @@ Examples:
   mlxcel perplexity README.md
   mlxcel perplexity README.md --compare      (int8 against f32 activations, same text)";
 
+const CONVERT_EXAMPLES: &str = "\
+Examples:
+  mlxcel convert Qwen3-0.6B --bits 4
+  mlxcel convert Qwen3-0.6B -o qwen-mixed --bits 4 --mixed sensitive --mixed '*lm_head=8:32'
+  mlxcel convert gemma-4-E2B-it -o gemma-bf16 --dtype bf16
+  mlxcel convert SmolLM2-135M.gguf -o smollm2-4bit --bits 4 --group-size 32";
+
+#[cfg(feature = "hub")]
+const PULL_EXAMPLES: &str = "\
+Examples:
+  mlxcel pull mlx-community/gemma-3-1b-it-4bit
+  mlxcel pull mlx-community/gemma-3-1b-it-4bit --verify    (mend what is damaged)
+  mlxcel pull OWNER/NAME-GGUF --include '*Q8_0.gguf'
+  HF_TOKEN=... mlxcel pull google/gemma-3-1b-it --revision main
+
+An interrupted pull goes on where it stopped. docs/models.md lists the environment variables.";
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  mlxcel list
+  mlxcel list --json";
+
+const RM_EXAMPLES: &str = "\
+Examples:
+  mlxcel rm mlx-community/gemma-3-1b-it-4bit
+  mlxcel rm gemma-3-1b-it-4bit -y
+  mlxcel rm --partial -y                     (what unfinished pulls left)";
+
 /// Which model, on what.
 #[derive(Args, Clone, Debug)]
 pub struct ModelArgs {
-    /// Checkpoint directory, or the name of one under models/ or the model store [default: the embedded demo]
+    /// Checkpoint directory, a pulled model (OWNER/NAME or NAME), or the name of one under models/ [default: the embedded demo]
     #[arg(short, long, value_name = "PATH", env = "MLXCEL_MODEL", hide_env_values = true)]
     pub model: Option<PathBuf>,
     /// Worker threads, this one included [default: one per core]
@@ -168,6 +209,9 @@ pub struct GenerateArgs {
     /// Use this chat template (Jinja) instead of the checkpoint's
     #[arg(long, value_name = "FILE", conflicts_with = "raw")]
     pub chat_template_file: Option<PathBuf>,
+    /// Variables of the chat template, as a JSON object: '{"enable_thinking": true}'
+    #[arg(long, value_name = "JSON", value_parser = parse_object, conflicts_with = "raw")]
+    pub chat_template_kwargs: Option<serde_json::Map<String, serde_json::Value>>,
     /// Limits.
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -185,6 +229,13 @@ pub struct GenerateArgs {
     pub sampling: SamplingArgs,
 }
 
+impl GenerateArgs {
+    /// Variables for the chat template.
+    pub fn template_variables(&self) -> serde_json::Map<String, serde_json::Value> {
+        self.chat_template_kwargs.clone().unwrap_or_default()
+    }
+}
+
 /// `mlxcel run`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = RUN_EXAMPLES)]
@@ -198,12 +249,22 @@ pub struct RunArgs {
     /// Use this chat template (Jinja) instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
+    /// Variables of the chat template, as a JSON object: '{"enable_thinking": true}'
+    #[arg(long, value_name = "JSON", value_parser = parse_object)]
+    pub chat_template_kwargs: Option<serde_json::Map<String, serde_json::Value>>,
     /// Limits.
     #[command(flatten)]
     pub limits: LimitArgs,
     /// Sampling.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+impl RunArgs {
+    /// Variables for the chat template.
+    pub fn template_variables(&self) -> serde_json::Map<String, serde_json::Value> {
+        self.chat_template_kwargs.clone().unwrap_or_default()
+    }
 }
 
 /// `mlxcel inspect`.
@@ -237,6 +298,133 @@ pub struct PerplexityArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// `mlxcel convert`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = CONVERT_EXAMPLES)]
+pub struct ConvertArgs {
+    /// Directory of safetensors as transformers writes it (f32, f16, bf16), or a .gguf file
+    #[arg(value_name = "SRC")]
+    pub source: PathBuf,
+    /// Directory to make [default: SRC's name with -mlx-4bit or -mlx, in the working directory]
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Quantise to 2, 3, 4, 5, 6 or 8 bits [default: no quantisation]
+    #[arg(long, value_name = "BITS", value_parser = parse_bits)]
+    pub bits: Option<u8>,
+    /// Values that share a scale and a bias: 32, 64 or 128
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "bits", value_parser = parse_group)]
+    pub group_size: u16,
+    /// Other bits for some modules: PATTERN=BITS, PATTERN=BITS:GROUP, PATTERN=none (* in PATTERN is any text), or
+    /// sensitive, the preset that gives more bits to embedding, output matrix and some layers; repeatable, the last
+    /// match decides
+    #[arg(long, value_name = "RULE", requires = "bits", value_parser = Mixed::parse)]
+    pub mixed: Vec<Mixed>,
+    /// Type of what is not quantised, scales and biases included [default: as stored]
+    #[arg(long, value_name = "TYPE")]
+    pub dtype: Option<FloatArg>,
+    /// Replace the checkpoint at DIR, once the new one is complete
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Say nothing on standard error, and without --json nothing at all
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// A float type by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FloatArg {
+    /// bfloat16
+    Bf16,
+    /// IEEE binary16
+    F16,
+    /// IEEE binary32
+    F32,
+}
+
+impl From<FloatArg> for DType {
+    fn from(arg: FloatArg) -> DType {
+        match arg {
+            FloatArg::Bf16 => DType::Bf16,
+            FloatArg::F16 => DType::F16,
+            FloatArg::F32 => DType::F32,
+        }
+    }
+}
+
+fn parse_bits(text: &str) -> Result<u8, String> {
+    text.parse().ok().filter(|bits| AFFINE_BITS.contains(bits)).ok_or_else(|| "2, 3, 4, 5, 6 or 8 expected".into())
+}
+
+fn parse_group(text: &str) -> Result<u16, String> {
+    text.parse().ok().filter(|group| AFFINE_GROUPS.contains(group)).ok_or_else(|| "32, 64 or 128 expected".into())
+}
+
+/// A JSON object.
+fn parse_object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+    serde_json::from_str(text).map_err(|e| format!("a JSON object expected, as in {{\"enable_thinking\": true}}: {e}"))
+}
+
+/// `mlxcel pull`.
+#[cfg(feature = "hub")]
+#[derive(Args, Clone, Debug)]
+#[command(after_help = PULL_EXAMPLES)]
+pub struct PullArgs {
+    /// The model's repository on the hub
+    #[arg(value_name = "OWNER/NAME")]
+    pub model: String,
+    /// Branch, tag or commit
+    #[arg(long, value_name = "REVISION", default_value = "main")]
+    pub revision: String,
+    /// Fetch these files in place of the *.safetensors, besides configuration and tokenizer (repeatable)
+    #[arg(long, value_name = "GLOB")]
+    pub include: Vec<mlxcel_checkpoint::hub::select::Pattern>,
+    /// Do not fetch these files (repeatable)
+    #[arg(long, value_name = "GLOB")]
+    pub exclude: Vec<mlxcel_checkpoint::hub::select::Pattern>,
+    /// Read the files of a model that is up to date too, and fetch again what is damaged
+    #[arg(long)]
+    pub verify: bool,
+    /// Send nothing; only say whether the model is here [HF_HUB_OFFLINE=1 does the same]
+    #[arg(long)]
+    pub offline: bool,
+    /// Access token; other users of this machine may see it, HF_TOKEN they do not
+    #[arg(long, value_name = "TOKEN", value_parser = crate::pull::parse_token)]
+    pub token: Option<mlxcel_checkpoint::hub::Token>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// `mlxcel list`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = LIST_EXAMPLES)]
+pub struct ListArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `mlxcel rm`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = RM_EXAMPLES)]
+pub struct RmArgs {
+    /// OWNER/NAME, or NAME where only one owner has it
+    #[arg(value_name = "NAME", required_unless_present = "partial")]
+    pub model: Option<String>,
+    /// Remove only what unfinished pulls left: of this model, or of all
+    #[arg(long)]
+    pub partial: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
 }
 
 /// `123+4.5`, `123-4.5`, or `123:4.5`.

@@ -27,7 +27,7 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
         let template = opened.template(args.chat_template_file.as_deref())?;
         let mut messages: Vec<Value> = args.system.iter().map(|s| message("system", s)).collect();
         messages.push(message("user", &text));
-        encode_chat(&template, &tokenizer, &messages)?
+        encode_chat(&template, &tokenizer, &messages, &args.template_variables())?.tokens
     };
     let sampling = opened.sampling(&args.sampling, args.logprobs, model.info().vocab_size)?;
     let seed = (sampling.temperature > 0.0).then_some(sampling.seed);

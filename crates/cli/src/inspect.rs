@@ -20,6 +20,8 @@ struct KvNeed {
     per_token: u64,
     windows: u64,
     window_tokens: usize,
+    /// Recurrent state of one sequence, and of a snapshot.
+    state: (u64, u64),
 }
 
 /// Runs the verb.
@@ -42,7 +44,8 @@ pub fn run(args: &InspectArgs, environment: &Environment) -> Result<ExitCode> {
 }
 
 fn kv_need(model: &dyn Model) -> KvNeed {
-    let mut need = KvNeed { per_token: 0, windows: 0, window_tokens: 0 };
+    let (slot, snapshot) = if model.is_recurrent() { model.state_bytes() } else { (0, 0) };
+    let mut need = KvNeed { per_token: 0, windows: 0, window_tokens: 0, state: (slot as u64, snapshot as u64) };
     let (limit, step) = (model.info().context_length, EngineOptions::default().step_rows);
     let pages = pages_needed(model.kv_layout(), model.page_len(), 1, limit, step);
     for (g, group) in model.kv_layout().iter().enumerate() {
@@ -58,6 +61,12 @@ fn kv_need(model: &dyn Model) -> KvNeed {
     need
 }
 
+/// Bytes of recurrent state that `mlxcel run` may take: two slots, and the snapshots.
+fn state_need(kv: &KvNeed) -> u64 {
+    let snapshots = (EngineOptions::default().state_cache as u64).checked_div(kv.state.1).unwrap_or(0);
+    2 * kv.state.0 + snapshots * kv.state.1
+}
+
 /// Bytes that could be used now; `None` where the system does not say.
 fn available_memory() -> Option<u64> {
     let mut system = sysinfo::System::new().ok()?;
@@ -68,7 +77,7 @@ fn available_memory() -> Option<u64> {
 /// Longest context of one sequence, up to the model's own limit, that fits beside the weights.
 fn longest_context(model: &dyn Model, kv: &KvNeed, memory: Option<u64>) -> Option<u64> {
     let limit = model.info().context_length as u64;
-    let left = memory?.checked_sub(model.info().weight_bytes())?.checked_sub(kv.windows)?;
+    let left = memory?.checked_sub(model.info().weight_bytes())?.checked_sub(kv.windows + state_need(kv))?;
     Some(left.checked_div(kv.per_token).map_or(limit, |n| n.min(limit)))
 }
 
@@ -94,6 +103,17 @@ fn to_text(model: &dyn Model, kv: &KvNeed, memory: Option<u64>) -> String {
     if kv.windows > 0 {
         line("", format!("{} at most for windows of {} tokens", bytes(kv.windows), thousands(kv.window_tokens as u64)));
     }
+    if kv.state.0 > 0 {
+        line(
+            "state",
+            format!(
+                "{} a sequence, whatever its length; {} a snapshot, up to {} of them",
+                bytes(kv.state.0),
+                bytes(kv.state.1),
+                bytes(EngineOptions::default().state_cache as u64)
+            ),
+        );
+    }
     line("memory", memory.map_or("unknown on this system".into(), |m| format!("{} available", bytes(m))));
     line(
         "",
@@ -101,7 +121,10 @@ fn to_text(model: &dyn Model, kv: &KvNeed, memory: Option<u64>) -> String {
             _ if memory.is_none() => format!("the weights need {}", bytes(info.weight_bytes())),
             Some(n) if n as usize >= info.context_length => "holds the weights and the whole context".into(),
             Some(n) if n >= 1 => format!("holds the weights and a context of {} tokens (-c {n})", thousands(n)),
-            _ => format!("does NOT hold the weights and the windows ({})", bytes(info.weight_bytes() + kv.windows)),
+            _ => {
+                let least = bytes(info.weight_bytes() + kv.windows + state_need(kv));
+                format!("does NOT hold the weights and what any context needs ({least})")
+            }
         },
     );
     let width = info.modules.iter().map(|m| m.pattern.len()).max().unwrap_or(6);
@@ -144,6 +167,10 @@ fn to_json(model: &dyn Model, kv: &KvNeed, memory: Option<u64>) -> Value {
             "bytes_per_token": kv.per_token,
             "window_bytes": kv.windows,
             "window_tokens": kv.window_tokens,
+        },
+        "state": {
+            "bytes_per_sequence": kv.state.0,
+            "snapshot_bytes": kv.state.1,
         },
         "memory": {
             "available_bytes": memory,

@@ -9,7 +9,7 @@ use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::sample::SamplingParams;
 use mlxcel_model::{Model, registry};
 use mlxcel_text::{ChatTemplate, RenderRequest, SpecialTokens, Tokenizer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::args::{ModelArgs, PrecisionArg, SamplingArgs};
 use crate::locate::Environment;
@@ -136,11 +136,59 @@ pub fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
-/// Renders a conversation and encodes it.
+/// The model's own turn, for the history. Templates of thinking models want what was thought apart from what was said; `thinking`
+/// says that the prompt opened the block of thoughts.
+pub fn said(text: &str, thinking: bool) -> Value {
+    let opened = text.trim_start().strip_prefix("<think>");
+    let (thought, answer) = match opened.unwrap_or(text).split_once("</think>") {
+        _ if !thinking && opened.is_none() => return message("assistant", text),
+        Some(parts) => parts,
+        // Stopped while thinking: nothing was said.
+        None => (opened.unwrap_or(text), ""),
+    };
+    json!({ "role": "assistant", "reasoning_content": thought.trim(), "content": answer.trim_start() })
+}
+
+/// A rendered conversation.
+pub struct Prompt {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Whether it ends inside a block of thoughts.
+    pub thinking: bool,
+}
+
+/// Renders a conversation and encodes it; `extra` are further variables of the template.
 ///
 /// # Errors
 /// What the template refuses.
-pub fn encode_chat(template: &ChatTemplate, tokenizer: &Tokenizer, messages: &[Value]) -> Result<Vec<u32>> {
-    let request = RenderRequest { messages, add_generation_prompt: true, ..RenderRequest::default() };
-    Ok(tokenizer.encode_templated(&template.render(&request)?)?)
+pub fn encode_chat(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    messages: &[Value],
+    extra: &Map<String, Value>,
+) -> Result<Prompt> {
+    let extra = extra.clone();
+    let request = RenderRequest { messages, add_generation_prompt: true, extra, ..RenderRequest::default() };
+    let text = template.render(&request)?;
+    let thinking = text.trim_end().ends_with("<think>");
+    Ok(Prompt { tokens: tokenizer.encode_templated(&text)?, thinking })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thoughts_and_answers_are_told_apart() {
+        assert_eq!(said("Yes.", false), message("assistant", "Yes."));
+        let both = json!({ "role": "assistant", "reasoning_content": "Is it?", "content": "Yes." });
+        // The prompt may have opened the block, or the model.
+        assert_eq!(said("Is it?\n</think>\n\nYes.", true), both);
+        assert_eq!(said("<think>\nIs it?\n</think>\n\nYes.", false), both);
+        let stopped = json!({ "role": "assistant", "reasoning_content": "Is it", "content": "" });
+        assert_eq!(said("Is it", true), stopped);
+        assert_eq!(said("<think>\nIs it", false), stopped);
+        // A model that does not think may speak about the mark.
+        assert_eq!(said("The </think> tag ends it.", false), message("assistant", "The </think> tag ends it."));
+    }
 }

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use mlxcel_checkpoint::store::{HubCache, RepoId, Store};
 
 /// The checkpoint that comes with the project.
 pub const DEMO: &str = "gemma-4-tiny-it-4bit";
@@ -16,12 +17,26 @@ pub struct Environment {
     pub executable: Option<PathBuf>,
     /// Where pulled models lie.
     pub store: Option<PathBuf>,
+    /// The Hugging Face cache, which is only read.
+    pub hub_cache: Option<PathBuf>,
+}
+
+/// An environment variable that is set to something.
+pub(crate) fn variable(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// Where the hub's own tools keep their things: `HF_HOME`, else in the user's cache directory.
+pub(crate) fn hub_home() -> Option<PathBuf> {
+    let cache = || Some(variable("XDG_CACHE_HOME").map_or(std::env::home_dir()?.join(".cache"), PathBuf::from));
+    variable("HF_HOME").map(PathBuf::from).or_else(|| Some(cache()?.join("huggingface")))
 }
 
 impl Environment {
-    /// Reads it: `MLXCEL_MODELS_DIR`, else `XDG_DATA_HOME` or the home directory, names the store.
+    /// Reads it: `MLXCEL_MODELS_DIR`, else `XDG_DATA_HOME` or the home directory, names the store; `HF_HUB_CACHE`, else
+    /// `HF_HOME` or the home directory, the cache.
     pub fn read() -> Self {
-        let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let var = |name: &str| variable(name).map(PathBuf::from);
         let data = || {
             let home = std::env::home_dir()?;
             let default = if cfg!(target_os = "macos") { "Library/Application Support" } else { ".local/share" };
@@ -31,7 +46,45 @@ impl Environment {
             directory: std::env::current_dir().ok(),
             executable: std::env::current_exe().ok().and_then(|e| e.parent().map(Path::to_path_buf)),
             store: var("MLXCEL_MODELS_DIR").or_else(data),
+            hub_cache: var("HF_HUB_CACHE")
+                .or_else(|| var("HUGGINGFACE_HUB_CACHE"))
+                .or_else(|| Some(hub_home()?.join("hub"))),
         }
+    }
+
+    /// The model store.
+    ///
+    /// # Errors
+    /// There is no place for one.
+    pub fn model_store(&self) -> Result<Store> {
+        let root = self.store.as_ref().context("no home directory for the model store; set MLXCEL_MODELS_DIR")?;
+        Ok(Store::new(root))
+    }
+
+    /// The directory of a pulled model, or of one in the Hugging Face cache.
+    fn repository(&self, repo: &RepoId) -> Result<PathBuf> {
+        let place = |path: &Option<PathBuf>| path.as_ref().map_or("none".into(), |path| path.display().to_string());
+        let mut notes = String::new();
+        if let Ok(store) = self.model_store() {
+            if let Some(model) = store.get(repo) {
+                return Ok(model.dir);
+            }
+            if store.partials()?.iter().any(|partial| partial.name == repo.to_string()) {
+                notes += "; a pull of it did not finish";
+            }
+        }
+        if let Some(model) = self.hub_cache.as_ref().and_then(|root| HubCache::new(root).get(repo)) {
+            if model.missing.is_empty() {
+                return Ok(model.dir);
+            }
+            notes += &format!("; the copy in the cache is incomplete: it lacks {}", model.missing.join(", "));
+        }
+        bail!(
+            "{repo}: no such directory, and no such model in the model store ({}) or the Hugging Face cache ({}){notes}. \
+             Fetch it from the hub with: mlxcel pull {repo}",
+            place(&self.store),
+            place(&self.hub_cache)
+        )
     }
 
     /// Directories that may hold checkpoints, in order.
@@ -60,6 +113,9 @@ impl Environment {
             // A path is used as given.
             Some(path) if path.exists() => return Ok(path.to_path_buf()),
             Some(path) if path.components().count() != 1 || path.is_absolute() => {
+                if let Some(repo) = path.to_str().and_then(|text| text.parse::<RepoId>().ok()) {
+                    return self.repository(&repo);
+                }
                 bail!(
                     "{}: no such directory; give the directory of a checkpoint (config.json, *.safetensors)",
                     path.display()
@@ -71,6 +127,20 @@ impl Environment {
         let shelves = self.shelves();
         if let Some(found) = shelves.iter().map(|s| s.join(&name)).find(|d| d.join("config.json").is_file()) {
             return Ok(found);
+        }
+        // A pulled model without its owner.
+        if let (Ok(store), Some(name)) = (self.model_store(), name.to_str()) {
+            match &store.find(name)?[..] {
+                [] => {}
+                [only] => return Ok(only.dir.clone()),
+                [first, second, ..] => {
+                    bail!(
+                        "{name}: several models have this name, as {} and {}; say which, with its owner",
+                        first.name,
+                        second.name
+                    )
+                }
+            }
         }
         let looked: Vec<String> = shelves.iter().map(|s| format!("  {}", s.join(&name).display())).collect();
         let what = if asked.is_some() { "the model" } else { "the embedded demo checkpoint" };

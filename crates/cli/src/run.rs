@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::answer::{stream, summary};
 use crate::args::RunArgs;
-use crate::load::{encode_chat, message, open};
+use crate::load::{encode_chat, message, open, said};
 use crate::locate::Environment;
 
 const HELP: &str = "\
@@ -92,7 +92,7 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
         sampling.seed = sampling.seed.wrapping_add(turn);
         turn += 1;
         match answer(&mut engine, &template, &messages, args, sampling, show_stats) {
-            Ok(Some(text)) => messages.push(message("assistant", &text)),
+            Ok(Some(turn)) => messages.push(turn),
             // Stopped before the first word: as if it had not been asked.
             Ok(None) => drop(messages.pop()),
             Err(error) if error.is::<BrokenPipe>() => return Ok(ExitCode::SUCCESS),
@@ -111,10 +111,10 @@ fn answer(
     args: &RunArgs,
     sampling: mlxcel_engine::sample::SamplingParams,
     show_stats: bool,
-) -> Result<Option<String>> {
-    let prompt = encode_chat(template, engine.tokenizer(), messages)?;
+) -> Result<Option<Value>> {
+    let prompt = encode_chat(template, engine.tokenizer(), messages, &args.template_variables())?;
     let request = Request {
-        prompt,
+        prompt: prompt.tokens,
         sampling,
         max_tokens: args.limits.max_tokens(),
         stop: args.limits.stop.clone(),
@@ -135,5 +135,6 @@ fn answer(
     if show_stats {
         eprintln!("[{}]", summary(&answer.end, None));
     }
-    Ok(Some(answer.text).filter(|text| !text.is_empty() || answer.end.reason != FinishReason::Cancelled))
+    let silent = answer.text.is_empty() && answer.end.reason == FinishReason::Cancelled;
+    Ok((!silent).then(|| said(&answer.text, prompt.thinking)))
 }

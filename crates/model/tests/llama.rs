@@ -3,22 +3,18 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use common::damage::{self, Copy, accepted, damaged};
 use common::walk::{Outcome, Tape, mixed, spans, taking_back, together, width};
 use common::{Golden, Rng, Walker, bits, load, load_on, root, worst};
 use mlxcel_checkpoint::llama::LlamaFamily;
-use mlxcel_checkpoint::testing::{RawTensor, write_checkpoint};
-use mlxcel_checkpoint::{Checkpoint, SafetensorsFile};
+use mlxcel_compute::Wanted;
 use mlxcel_compute::fault::{Fault, Faulty};
-use mlxcel_compute::{DType, Wanted};
 use mlxcel_cpu::{CpuBackend, Precision};
 use mlxcel_model::registry;
 use mlxcel_model::tap::Recorder;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 /// Agreement asked of f32 precision with the references, absolute, logits of magnitude about 20.
 const TOLERANCE: f32 = 2e-4;
@@ -38,45 +34,9 @@ fn golden_dir(name: &str) -> PathBuf {
     root().join("tests/golden/llama").join(name)
 }
 
-/// A checkpoint in memory, to be broken and written out.
-struct Copy {
-    config: Value,
-    tensors: BTreeMap<String, (String, Vec<usize>, Vec<u8>)>, // dtype, shape, bytes
-}
-
-impl Copy {
-    fn golden(name: &str) -> Self {
-        let dir = golden_dir(name);
-        let config = serde_json::from_slice(&std::fs::read(dir.join("config.json")).expect("config")).expect("JSON");
-        let file = SafetensorsFile::open(&dir.join("model.safetensors")).expect("weights");
-        let tensor = |i: usize| {
-            let t = file.tensor(i).expect("tensor");
-            (t.name, (t.dtype.name().to_string(), t.shape, t.data.to_vec()))
-        };
-        Copy { config, tensors: (0..file.entries().len()).map(tensor).collect() }
-    }
-
-    fn find(&mut self, name: &str) -> &mut (String, Vec<usize>, Vec<u8>) {
-        self.tensors.get_mut(name).unwrap_or_else(|| panic!("no {name}"))
-    }
-
-    /// Exchanges the contents of two tensors.
-    fn swap(&mut self, a: &str, b: &str) {
-        let kept = std::mem::take(self.find(a));
-        let other = std::mem::replace(self.find(b), kept);
-        *self.find(a) = other;
-    }
-
-    fn write(&self) -> TempDir {
-        let dir = tempfile::tempdir().expect("a directory");
-        let tensors: Vec<RawTensor<'_>> = self
-            .tensors
-            .iter()
-            .map(|(name, (dtype, shape, bytes))| (name.as_str(), dtype.as_str(), shape.as_slice(), bytes.as_slice()))
-            .collect();
-        write_checkpoint(dir.path(), &self.config, &tensors);
-        dir
-    }
+/// A copy of a golden, to be broken.
+fn copy_of(name: &str) -> Copy {
+    Copy::of(&golden_dir(name))
 }
 
 /// Logits of a golden's prompt by the checkpoint in `dir`, in f32 precision and one chunk.
@@ -181,7 +141,7 @@ fn what_is_wrong_with_a_copy_shows_in_its_logits() {
     for (name, fault, edit) in faults {
         let golden = Golden::open(&golden_dir(name));
         let want = golden.floats("logits").expect("logits");
-        let mut copy = Copy::golden(name);
+        let mut copy = copy_of(name);
         let same = worst(&logits(copy.write().path(), &golden), &want);
         assert!(same <= TOLERANCE, "{name}: an undamaged copy differs by {same:e}");
         edit(&mut copy);
@@ -247,23 +207,10 @@ fn walks_on_a_faulty_backend_fail() {
     }
 }
 
-/// Loading a copy, and the error's message.
-fn refusal(copy: &Copy) -> Option<(String, TempDir)> {
-    let dir = copy.write();
-    let backend = Arc::new(CpuBackend::new(Precision::F32, 1));
-    let error = registry::load(&Checkpoint::open(dir.path()).expect("opens"), backend).map(|_| ()).err()?;
-    Some((error.to_string(), dir))
-}
-
-/// A broken copy must be refused with a one-line message that has the directory and all the parts.
+/// As [`damage::refused`], of a golden of this family.
 #[track_caller]
 fn refused(name: &str, parts: &[&str], edit: impl FnOnce(&mut Copy)) {
-    let mut copy = Copy::golden(name);
-    assert!(refusal(&copy).is_none(), "{name}: an undamaged copy is refused");
-    edit(&mut copy);
-    let (message, dir) = refusal(&copy).expect("must be refused");
-    assert!(message.contains(&dir.path().display().to_string()) && !message.contains('\n'), "{message}");
-    parts.iter().for_each(|part| assert!(message.contains(part), "{part:?} not in: {message}"));
+    damage::refused(&format!("llama/{name}"), parts, edit);
 }
 
 #[test]
@@ -302,18 +249,17 @@ fn tensors_missing_left_over_or_ill_shaped_are_named() {
 
 #[test]
 fn heads_of_tied_models_and_rotary_buffers_are_left_alone() {
-    let mut copy = Copy::golden("llama-gqa-untied");
+    let mut copy = copy_of("llama-gqa-untied");
     copy.config["tie_word_embeddings"] = json!(true);
     for layer in 0..3 {
         let name = format!("model.layers.{layer}.self_attn.rotary_emb.inv_freq");
         copy.tensors.insert(name, ("F32".into(), vec![8], vec![0; 32]));
     }
-    assert!(refusal(&copy).is_none());
+    accepted("llama-gqa-untied", &copy);
 }
 
 #[test]
 fn damaged_weights_are_found_in_their_layer() {
-    let prompt = [2u32, 7, 9, 11];
     for (name, tensor, site) in [
         ("llama-gqa-untied", "model.layers.1.self_attn.v_proj.weight", "layer 1, attention"),
         ("llama-biases", "model.layers.0.mlp.gate_proj.bias", "layer 0, mlp"),
@@ -321,22 +267,7 @@ fn damaged_weights_are_found_in_their_layer() {
         ("qwen3", "model.norm.weight", "norm"),
         ("mistral", "lm_head.weight", "logits"),
     ] {
-        let mut copy = Copy::golden(name);
-        let (dtype, _, bytes) = copy.find(tensor);
-        match &**dtype {
-            "F16" => bytes[..2].copy_from_slice(&0x7e00u16.to_le_bytes()), // NaN
-            dtype => {
-                assert_eq!(dtype, DType::F32.name(), "{tensor}");
-                bytes[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
-            }
-        }
-        let dir = copy.write();
-        for precision in [Precision::F32, Precision::Int8] {
-            let mut walker = Walker::new(load(dir.path(), precision, 1), 1, prompt.len());
-            let batch = walker.batch(0, 0, &prompt, Wanted::All);
-            let message = walker.model.forward(&batch).expect_err("must be noticed").to_string();
-            assert!(message.contains("not finite") && message.contains(&format!("come from {site}.")), "{message}");
-        }
+        damaged(&format!("llama/{name}"), tensor, 0, site);
     }
 }
 

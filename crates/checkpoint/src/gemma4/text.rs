@@ -5,10 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::fields::Fields;
-
-/// Most layers a configuration may have: bounds what the default pattern allocates.
-pub(super) const MAX_LAYERS: usize = 4096;
+use crate::fields::{Fields, MAX_LAYERS};
 
 /// Attention of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

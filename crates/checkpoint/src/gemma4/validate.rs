@@ -4,9 +4,6 @@ use super::text::Gemma4TextConfig;
 use crate::error::Result;
 use crate::fields::Fields;
 
-/// Most elements one tensor may have. Far above any model, and low enough that sizes in bytes cannot overflow.
-const MAX_ELEMENTS: u128 = 1 << 44;
-
 impl Gemma4TextConfig {
     /// Fails on the first field that contradicts another or is out of its range.
     pub(super) fn validate(&self, fields: &Fields<'_>) -> Result<()> {
@@ -137,15 +134,7 @@ impl Gemma4TextConfig {
     }
 
     fn validate_products(&self, fields: &Fields<'_>) -> Result<()> {
-        let check = |what: &str, factors: &[usize]| {
-            // Sizes have at most 24 bits, so five factors cannot overflow 128.
-            let elements: u128 = factors.iter().map(|factor| *factor as u128).product();
-            if elements <= MAX_ELEMENTS {
-                return Ok(());
-            }
-            let expected = format!("a tensor of at most {MAX_ELEMENTS} elements");
-            Err(fields.error_found(what, expected, format!("{elements} elements")))
-        };
+        let check = |what: &str, factors: &[usize]| fields.check_elements(what, factors);
         let hidden = self.hidden_size;
         check("vocab_size * hidden_size", &[self.vocab_size, hidden])?;
         check("2 * intermediate_size * hidden_size", &[2, self.intermediate_size, hidden])?;

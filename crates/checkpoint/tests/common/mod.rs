@@ -113,7 +113,11 @@ pub struct Copy {
 impl Copy {
     /// Of a golden checkpoint.
     pub fn of(name: &str) -> Self {
-        let dir = golden(name);
+        Self::at(&golden(name))
+    }
+
+    /// Of a checkpoint of one file.
+    pub fn at(dir: &Path) -> Self {
         let config = serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
         let file = SafetensorsFile::open(&dir.join("model.safetensors")).unwrap();
         let tensor = |index: usize| {

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use mlxcel_cli::args::{Cli, Verb};
 use mlxcel_cli::locate::Environment;
-use mlxcel_cli::{generate, inspect, perplexity, run};
+#[cfg(feature = "hub")]
+use mlxcel_cli::pull;
+use mlxcel_cli::{convert, generate, inspect, list, perplexity, rm, run};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -15,6 +17,11 @@ fn main() -> ExitCode {
         Verb::Run(args) => run::run(&args, &environment),
         Verb::Inspect(args) => inspect::run(&args, &environment),
         Verb::Perplexity(args) => perplexity::run(&args, &environment),
+        Verb::Convert(args) => convert::run(&args),
+        #[cfg(feature = "hub")]
+        Verb::Pull(args) => pull::run(&args, &environment),
+        Verb::List(args) => list::run(&args, &environment),
+        Verb::Rm(args) => rm::run(&args, &environment),
     };
     match result {
         Ok(code) => code,

@@ -44,11 +44,23 @@ impl Copy {
         found.remove(0).1
     }
 
-    /// Overwrites element `index` of a float tensor.
+    /// Exchanges the contents of two tensors.
+    pub fn swap(&mut self, a: &str, b: &str) {
+        let kept = std::mem::take(self.find(a));
+        let other = std::mem::replace(self.find(b), kept);
+        *self.find(a) = other;
+    }
+
+    /// Overwrites element `index` of a float tensor with a value that is not finite, or one that bfloat16 holds.
     pub fn poison(&mut self, end: &str, index: usize, value: f32) {
         let (dtype, _, bytes) = self.find(end);
         if dtype == DType::F32.name() {
             bytes[4 * index..][..4].copy_from_slice(&value.to_le_bytes());
+        } else if dtype == DType::F16.name() {
+            assert!(!value.is_finite(), "{end}: {value}");
+            // Sign and exponent, and NaN's first bit.
+            let half = (value.is_sign_negative() as u16) << 15 | 0x7c00 | (value.is_nan() as u16) << 9;
+            bytes[2 * index..][..2].copy_from_slice(&half.to_le_bytes());
         } else {
             assert_eq!(dtype, DType::Bf16.name(), "{end}");
             // The upper half of these special values says everything.
@@ -108,10 +120,20 @@ pub fn damaged(name: &str, tensor: &str, index: usize, site: &str) {
     assert!(missed.is_empty(), "not noticed: {missed:#?}");
 }
 
-/// A broken copy must be refused with a one-line message that has all the parts.
+/// A copy must load.
+#[track_caller]
+pub fn accepted(name: &str, copy: &Copy) {
+    let dir = copy.write();
+    for precision in [Precision::F32, Precision::Int8] {
+        load(dir.path(), precision).map(|_| ()).unwrap_or_else(|error| panic!("{name} is refused: {error}"));
+    }
+}
+
+/// A broken copy must be refused with a one-line message that has the directory and all the parts, the undamaged one not.
 #[track_caller]
 pub fn refused(name: &str, parts: &[&str], edit: impl FnOnce(&mut Copy)) {
     let mut copy = Copy::named(name);
+    accepted(name, &copy);
     edit(&mut copy);
     let dir = copy.write();
     for precision in [Precision::F32, Precision::Int8] {
