@@ -14,14 +14,14 @@ backend in float32. Recorded for each form:
   - the perplexity of text.txt in windows of 512 without BOS, as `mlxcel perplexity` measures it
   - a digest of each layer's tensors as stored: packed words, scales and biases
 
-MLX's CPU matmul needs an hour for the perplexities, so those are summed over a numpy forward pass in float64 (float64.py) with the
-same weights, as mlx-lm dequantises them, and MLX itself scores the first --window tokens, which must agree. The float64 pass also goes
+MLX's CPU matmul takes a tenth of a second a row, so the perplexities are summed over a numpy forward pass in float64 (float64.py) with
+the same weights, as mlx-lm dequantises them, and MLX itself scores the first --window tokens, which must agree. The float64 pass also goes
 over every answer: it must choose the same tokens, and how far MLX's logits are from it is recorded as `logit_noise`. A token whose
 runner-up is nearer than --margin could change with the order of a float32 sum, so such a step is an error: choose other prompts or
 fewer tokens.
 
 --venv DIR makes a virtual environment in DIR (if it is not there) with what requirements.txt names, and works in it. Without it the
-packages are expected where this Python finds them. The forms run side by side; about ten minutes and 6 GB on two idle cores.
+packages are expected where this Python finds them. The forms run side by side; about a quarter of an hour and 6 GB on two idle cores.
 """
 
 import argparse
@@ -295,7 +295,14 @@ def main():
     args = parser.parse_args()
     if not 2 <= args.window <= CONTEXT:
         parser.error(f"--window: 2 to {CONTEXT} expected, found {args.window}")
-    return in_venv(args.venv) if args.venv else make(args)
+    import fetch
+
+    try:
+        return in_venv(args.venv) if args.venv else make(args)
+    except (fetch.FetchError, ImportError, OSError, subprocess.CalledProcessError) as e:
+        hint = "; --venv DIR installs what is needed" if isinstance(e, ImportError) else ""
+        say(f"reference.py: {e}{hint}")
+        return 1
 
 
 if __name__ == "__main__":
