@@ -6,6 +6,7 @@ use mlxcel_compute::{Activation, Backend, Batch, KvGroup, KvShape, KvSlot, State
 
 use crate::layers::attention::{Attention, Shape};
 use crate::layers::mlp::Mlp;
+use crate::layers::output::Output;
 use crate::layers::{Loader, rope};
 use crate::summary::{Facts, Ledger};
 use crate::tap::{Tap, show};
@@ -15,10 +16,9 @@ use crate::{Memory, ModelError, ModelInfo, Network};
 pub struct Llama<B: Backend> {
     info: ModelInfo,
     config: LlamaConfig,
-    embed_tokens: B::Weight,    // [vocab, hidden]
-    lm_head: Option<B::Weight>, // [vocab, hidden], when not tied
+    embed_tokens: B::Weight, // [vocab, hidden]
     layers: Vec<Layer<B>>,
-    norm: B::Vector,     // [hidden]
+    output: Output<B>,
     rotation: B::Vector, // frequencies, [head_dim / 2]
     kv_layout: Vec<KvGroup>,
     state_layout: StateLayout,
@@ -59,17 +59,16 @@ impl<B: Backend> Llama<B> {
         let (hidden, vocab, count) = (config.hidden_size, config.vocab_size, config.num_hidden_layers);
         let layers = (0..count).map(|l| Layer::load(&load.sub(&format!("layers.{l}.")), &config, l));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        let lm_head = (!config.tie_word_embeddings).then(|| load.lm_head(vocab, hidden)).transpose()?;
+        let tied = config.tie_word_embeddings;
+        let output = Output::load(&load, vocab, hidden, config.rms_norm_eps as f32, tied)?;
         let embed_tokens = load.linear("embed_tokens", vocab, hidden)?;
-        let norm = load.norm("norm.weight", hidden)?;
         load.weights.finish(|name| config.ignores(name))?;
         let shape = KvShape { kv_heads: config.num_key_value_heads, head_dim: config.head_dim };
         Ok(Llama {
             info: ModelInfo::new(checkpoint, facts(&config), ledger.modules()),
             embed_tokens,
-            lm_head,
             layers,
-            norm,
+            output,
             rotation: backend.load_vector(&rope::llama_frequencies(&config.rope, config.head_dim)),
             kv_layout: vec![KvGroup { window: None, layers: vec![shape; count] }],
             state_layout: StateLayout::default(),
@@ -124,7 +123,7 @@ impl<B: Backend> Network<B> for Llama<B> {
 
     fn forward(&self, backend: &B, memory: &mut Memory<B>, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer {
         debug_assert!(batch.is_text(), "image features are refused before they come here");
-        let LlamaConfig { hidden_size: hidden, vocab_size: vocab, .. } = self.config;
+        let hidden = self.config.hidden_size;
         let eps = self.config.rms_norm_eps as f32;
         let rows = batch.rows();
         let mut x = backend.buffer(rows, hidden);
@@ -144,21 +143,6 @@ impl<B: Backend> Network<B> for Llama<B> {
             backend.add(&mut x, &f, 1.0);
             show(tap, backend, Some(l), "output", &x);
         }
-        let wanted = batch.wanted().len();
-        if wanted == 0 {
-            return backend.buffer(0, vocab);
-        }
-        if wanted < rows {
-            let mut narrow = backend.buffer(wanted, hidden);
-            backend.gather(&x, batch.wanted(), &mut narrow);
-            x = narrow;
-            normed = backend.buffer(wanted, hidden);
-        }
-        backend.rms_norm(&x, hidden, Some(&self.norm), eps, &mut normed);
-        show(tap, backend, None, "norm", &normed);
-        let mut logits = backend.buffer(wanted, vocab);
-        backend.linear(&normed, &[self.lm_head.as_ref().unwrap_or(&self.embed_tokens)], &mut [&mut logits]);
-        show(tap, backend, None, "logits", &logits);
-        logits
+        self.output.forward(backend, batch, x, &self.embed_tokens, tap)
     }
 }

@@ -11,6 +11,7 @@ use crate::layers::attention::{Attention, Shape};
 use crate::layers::delta_net::DeltaNet;
 use crate::layers::mlp::Mlp;
 use crate::layers::moe::Sizes;
+use crate::layers::output::Output;
 use crate::layers::shared_moe::SharedMoe;
 use crate::layers::{Loader, rope};
 use crate::summary::{Facts, Ledger};
@@ -21,12 +22,10 @@ use crate::{Memory, ModelError, ModelInfo, Network};
 pub struct Qwen3_5<B: Backend> {
     info: ModelInfo,
     hidden: usize,
-    vocab: usize,
     eps: f32,
-    embed_tokens: B::Weight,    // [vocab, hidden]
-    lm_head: Option<B::Weight>, // [vocab, hidden], when not tied
+    embed_tokens: B::Weight, // [vocab, hidden]
     layers: Vec<Layer<B>>,
-    norm: B::Vector,        // [hidden]
+    output: Output<B>,
     frequencies: B::Vector, // [rotary_dim / 2]
     axes: Vec<u8>,          // position axis of each frequency
     kv_layout: Vec<KvGroup>,
@@ -119,12 +118,8 @@ impl<B: Backend> Qwen3_5<B> {
                 mlp: Ffn::load(&load.sub("mlp."), config)?,
             });
         }
-        let lm_head = match config.tie_word_embeddings {
-            true => None,
-            false => Some(load.lm_head(vocab, hidden)?),
-        };
+        let output = Output::load(&load, vocab, hidden, config.rms_norm_eps as f32, config.tie_word_embeddings)?;
         let embed_tokens = load.linear("embed_tokens", vocab, hidden)?;
-        let norm = load.norm("norm.weight", hidden)?;
         load.weights.finish(|name| all.ignores(name))?;
         let kv_layout = match kv_layers.is_empty() {
             true => Vec::new(),
@@ -133,12 +128,10 @@ impl<B: Backend> Qwen3_5<B> {
         Ok(Qwen3_5 {
             info: ModelInfo::new(checkpoint, facts(&all), ledger.modules()),
             hidden,
-            vocab,
             eps: config.rms_norm_eps as f32,
             embed_tokens,
-            lm_head,
             layers,
-            norm,
+            output,
             frequencies: backend.load_vector(&rope::partial(config.rope.rope_theta, config.rope.rotary_dim())),
             axes: rope::axes(config.rope.mrope_section, config.rope.mrope_interleaved, config.rope.rotary_dim() / 2),
             kv_layout,
@@ -225,18 +218,6 @@ impl<B: Backend> Network<B> for Qwen3_5<B> {
             backend.add(&mut x, &f, 1.0);
             show(tap, backend, Some(l), "output", &x);
         }
-        let wanted = batch.wanted();
-        let mut logits = backend.buffer(wanted.len(), self.vocab);
-        if wanted.is_empty() {
-            return logits;
-        }
-        let mut last = backend.buffer(wanted.len(), hidden);
-        backend.gather(&x, wanted, &mut last);
-        let mut normed = backend.buffer(wanted.len(), hidden);
-        backend.rms_norm(&last, hidden, Some(&self.norm), eps, &mut normed);
-        show(tap, backend, None, "norm", &normed);
-        backend.linear(&normed, &[self.lm_head.as_ref().unwrap_or(&self.embed_tokens)], &mut [&mut logits]);
-        show(tap, backend, None, "logits", &logits);
-        logits
+        self.output.forward(backend, batch, x, &self.embed_tokens, tap)
     }
 }

@@ -4,6 +4,7 @@ pub mod attention;
 pub mod delta_net;
 pub mod mlp;
 pub mod moe;
+pub mod output;
 pub mod rope;
 pub mod shared_moe;
 
