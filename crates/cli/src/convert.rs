@@ -20,7 +20,7 @@ use crate::units::bytes;
 /// # Errors
 /// What is wrong with the source or the target, in words; nothing is left of the output then.
 pub fn run(args: &ConvertArgs) -> Result<ExitCode> {
-    interrupt::listen();
+    interrupt::listen_converting();
     let started = Instant::now();
     let source = open(&args.source)?;
     let target = args.output.clone().unwrap_or_else(|| default_target(&args.source, args.bits));
