@@ -25,6 +25,33 @@ pub enum ModelError {
         /// Layer and operation.
         site: String,
     },
+    /// A drafter that was made for another target.
+    #[error(
+        "the drafter {drafter} does not fit the model {target}: {field}: {expected} expected, as the model has it, found {found}; \
+         give the drafter made for this model, or none"
+    )]
+    Mismatch {
+        /// Directory of the target.
+        target: String,
+        /// Directory of the drafter.
+        drafter: String,
+        /// What disagrees.
+        field: String,
+        /// The target's value.
+        expected: String,
+        /// The drafter's value.
+        found: String,
+    },
+    /// A checkpoint that cannot serve as this drafter.
+    #[error("the drafter {drafter} cannot draft for {target}: {problem}")]
+    NoDrafter {
+        /// Directory of the target.
+        target: String,
+        /// Directory of the drafter.
+        drafter: String,
+        /// Why, and what to do.
+        problem: String,
+    },
     /// Pages were not reserved before a forward pass.
     #[error("no KV pages were reserved")]
     NoPages,

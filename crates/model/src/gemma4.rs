@@ -7,6 +7,7 @@ use mlxcel_checkpoint::gemma4::{Gemma4Config, Gemma4TextConfig};
 use mlxcel_checkpoint::{Checkpoint, Weights};
 use mlxcel_compute::{Activation, Backend, Batch, KvGroup, KvShape, KvSlot, StateLayout};
 
+use crate::drafters::HiddenRows;
 use crate::layers::attention::{Attention, Shape};
 use crate::layers::mlp::Mlp;
 use crate::layers::moe::{Moe, Sizes};
@@ -236,6 +237,7 @@ impl<B: Backend> Network<B> for Gemma4<B> {
 
     fn forward(&self, backend: &B, memory: &mut Memory<B>, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer {
         debug_assert!(batch.is_text(), "image features are refused before they come here");
+        memory.hidden.rows = None;
         let config = &self.config;
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps as f32);
         let mut x = backend.buffer(batch.rows(), hidden);
@@ -305,6 +307,8 @@ impl<B: Backend> Network<B> for Gemma4<B> {
             backend.softcap(&mut logits, cap as f32);
         }
         show(tap, backend, None, "logits", &logits);
+        // Sharing layers run for the wanted rows only, and those are all that this family's drafter reads.
+        memory.hidden.rows = (memory.hidden.keep > HiddenRows::None).then_some(normed);
         logits
     }
 }

@@ -4,6 +4,7 @@
 //! once, when the registry builds the model.
 #![forbid(unsafe_code)]
 
+pub mod drafters;
 mod error;
 pub mod gemma4;
 mod layers;
@@ -18,8 +19,11 @@ pub use error::ModelError;
 pub use loaded::LoadedModel;
 pub use summary::ModelInfo;
 
+use std::sync::{Arc, Mutex};
+
 use mlxcel_compute::{Backend, Batch, KvGroup, StateLayout};
 
+use drafters::HiddenRows;
 use tap::Tap;
 
 /// What a network remembers of its sequences.
@@ -28,6 +32,19 @@ pub struct Memory<B: Backend> {
     pub kv: B::Kv,
     /// Slots of the recurrent layers.
     pub state: B::State,
+    /// What drafters read of the last forward pass.
+    pub hidden: Hidden<B>,
+}
+
+/// Memory that a model shares with the drafter that reads it; `None` before [`Model::reserve`].
+pub type Shared<B> = Arc<Mutex<Option<Memory<B>>>>;
+
+/// Hidden states of the last forward pass, after the final norm.
+pub struct Hidden<B: Backend> {
+    /// Which rows are kept.
+    pub keep: HiddenRows,
+    /// They, `[rows, hidden]`; `None` when there are none.
+    pub rows: Option<B::Buffer>,
 }
 
 /// A copy of one sequence's recurrent state.
@@ -54,7 +71,7 @@ impl Snapshot {
 }
 
 /// A network over a backend: weights and the forward pass, without cache memory.
-pub trait Network<B: Backend>: Send {
+pub trait Network<B: Backend>: Send + Sync + 'static {
     /// What it is.
     fn info(&self) -> &ModelInfo;
 
@@ -65,7 +82,7 @@ pub trait Network<B: Backend>: Send {
     fn state_layout(&self) -> &StateLayout;
 
     /// One step over a batch: appends K/V of every row and moves the states of every span on, returns logits `[wanted rows,
-    /// vocab]`. The tap, when there is one, sees every intermediate.
+    /// vocab]`, and leaves the hidden rows that `memory.hidden.keep` names. The tap, when there is one, sees every intermediate.
     fn forward(&self, backend: &B, memory: &mut Memory<B>, batch: &Batch, tap: &mut Option<&mut dyn Tap>) -> B::Buffer;
 }
 
@@ -102,6 +119,9 @@ pub trait Model: Send {
     /// # Errors
     /// When the memory cannot be had.
     fn reserve(&mut self, pages: &[usize], slots: usize) -> Result<(), ModelError>;
+
+    /// Which hidden states forward passes leave for a drafter from now on; none at first.
+    fn keep_hidden(&mut self, rows: HiddenRows);
 
     /// Takes a sequence's recurrent state back to `len` positions, exactly; true at once without recurrent layers. False,
     /// changing nothing, when that is more than the last span brought (or than [`TAKE_BACK`]).

@@ -1,27 +1,40 @@
 //! [`LoadedModel`]: a network, its backend and its KV pages behind the [`Model`] trait.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use mlxcel_compute::{Backend, Batch, KvGroup};
 
+use crate::drafters::HiddenRows;
 use crate::tap::{FirstNonFinite, Tap};
-use crate::{Memory, Model, ModelError, ModelInfo, Network, Snapshot, TAKE_BACK};
+use crate::{Hidden, Memory, Model, ModelError, ModelInfo, Network, Shared, Snapshot, TAKE_BACK};
 
 /// A network with the memory it runs in.
 pub struct LoadedModel<B: Backend, N: Network<B>> {
     backend: Arc<B>,
-    network: N,
-    memory: Option<Memory<B>>,
+    network: Arc<N>,
+    memory: Shared<B>,
+    keep: HiddenRows,
+}
+
+/// The memory behind its lock, which model and drafter take in turn, on one thread.
+pub(crate) fn lock<B: Backend>(memory: &Shared<B>) -> MutexGuard<'_, Option<Memory<B>>> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
     /// Puts a network on its backend.
     pub fn new(backend: Arc<B>, network: N) -> Self {
-        LoadedModel { backend, network, memory: None }
+        LoadedModel { backend, network: Arc::new(network), memory: Arc::default(), keep: HiddenRows::None }
+    }
+
+    /// What a drafter that reads this model needs: backend, network, memory.
+    pub fn parts(&self) -> (Arc<B>, Arc<N>, Shared<B>) {
+        (Arc::clone(&self.backend), Arc::clone(&self.network), Arc::clone(&self.memory))
     }
 
     fn run(&mut self, batch: &Batch, mut tap: Option<&mut dyn Tap>) -> Result<Vec<f32>, ModelError> {
-        let memory = self.memory.as_mut().ok_or(ModelError::NoPages)?;
+        let mut guard = lock(&self.memory);
+        let memory = guard.as_mut().ok_or(ModelError::NoPages)?;
         let recurrent = !self.network.state_layout().is_empty();
         if recurrent {
             self.backend.state_begin(&mut memory.state, batch);
@@ -92,30 +105,40 @@ impl<B: Backend, N: Network<B>> Model for LoadedModel<B, N> {
     }
 
     fn reserve(&mut self, pages: &[usize], slots: usize) -> Result<(), ModelError> {
-        self.memory = None; // give the old memory back first
-        self.memory = Some(Memory {
+        let mut memory = lock(&self.memory);
+        *memory = None; // give the old memory back first
+        *memory = Some(Memory {
             kv: self.backend.kv_new(self.network.kv_layout(), pages)?,
             state: self.backend.state_new(self.network.state_layout(), slots, TAKE_BACK)?,
+            hidden: Hidden { keep: self.keep, rows: None },
         });
         Ok(())
+    }
+
+    fn keep_hidden(&mut self, rows: HiddenRows) {
+        self.keep = rows;
+        if let Some(memory) = lock(&self.memory).as_mut() {
+            memory.hidden = Hidden { keep: rows, rows: None };
+        }
     }
 
     fn take_back(&mut self, slot: usize, len: usize) -> bool {
         if !self.is_recurrent() {
             return true;
         }
-        self.memory.as_mut().is_some_and(|m| self.backend.state_take_back(&mut m.state, slot, len))
+        lock(&self.memory).as_mut().is_some_and(|m| self.backend.state_take_back(&mut m.state, slot, len))
     }
 
     fn save_state(&self, slot: usize) -> Option<Snapshot> {
-        let state = &self.memory.as_ref()?.state;
+        let memory = lock(&self.memory);
+        let state = &memory.as_ref()?.state;
         let position = self.is_recurrent().then(|| self.backend.state_position(state, slot))??;
         Some(Snapshot::new(position, self.backend.state_save(state, slot)))
     }
 
     fn restore_state(&mut self, slot: usize, snapshot: &Snapshot) {
         let inner: &B::Snapshot = snapshot.inner().expect("a snapshot of this backend");
-        if let Some(memory) = &mut self.memory {
+        if let Some(memory) = lock(&self.memory).as_mut() {
             self.backend.state_restore(&mut memory.state, slot, inner);
         }
     }

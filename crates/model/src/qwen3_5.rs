@@ -218,6 +218,6 @@ impl<B: Backend> Network<B> for Qwen3_5<B> {
             backend.add(&mut x, &f, 1.0);
             show(tap, backend, Some(l), "output", &x);
         }
-        self.output.forward(backend, batch, x, &self.embed_tokens, tap)
+        self.output.forward(backend, batch, x, &self.embed_tokens, &mut memory.hidden, tap)
     }
 }

@@ -5,13 +5,22 @@ use std::sync::Arc;
 use mlxcel_checkpoint::{Checkpoint, CheckpointError};
 use mlxcel_compute::Backend;
 
+use crate::drafters::{Classic, DraftKind, Drafter, gemma4_assistant, qwen3_5_mtp};
 use crate::gemma4::Gemma4;
 use crate::llama::Llama;
 use crate::qwen3_5::Qwen3_5;
 use crate::{LoadedModel, Model, ModelError};
 
-/// Builds a family's model on a backend.
-pub type Load<B> = fn(&Checkpoint, Arc<B>) -> Result<Box<dyn Model>, ModelError>;
+/// A model and, where there is one, the drafter that reads it.
+pub struct Pair {
+    /// The target.
+    pub model: Box<dyn Model>,
+    /// Its drafter.
+    pub drafter: Option<Box<dyn Drafter>>,
+}
+
+/// Builds a family's model on a backend, with the head that drafts for it if one is given: a checkpoint of its own, or the target's.
+pub type Load<B> = fn(&Checkpoint, Option<&Checkpoint>, Arc<B>) -> Result<Pair, ModelError>;
 
 /// A family of architectures.
 pub struct Family<B: Backend> {
@@ -21,7 +30,9 @@ pub struct Family<B: Backend> {
     pub model_types: &'static [&'static str],
     /// `model_type` values of its drafters, which the family's own parser tells apart from models.
     pub drafter_types: &'static [&'static str],
-    /// Builds the model on a backend.
+    /// Whether a target's checkpoint holds a drafting head of its own.
+    pub has_head: fn(&Checkpoint) -> bool,
+    /// Builds model and head on a backend.
     pub load: Load<B>,
 }
 
@@ -32,27 +43,40 @@ pub fn families<B: Backend>() -> [Family<B>; 3] {
             name: "Gemma 4",
             model_types: &["gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
             drafter_types: &["gemma4_assistant", "gemma4_unified_assistant"],
-            load: |checkpoint, backend| {
+            has_head: |_| false,
+            load: |checkpoint, head, backend| {
+                if let Some(head) = head {
+                    gemma4_assistant::check(checkpoint, head)?;
+                }
                 let network = Gemma4::load(checkpoint, &*backend)?;
-                Ok(Box::new(LoadedModel::new(backend, network)))
+                let model = LoadedModel::new(backend, network);
+                let drafter = head.map(|head| gemma4_assistant::load(head, &model)).transpose()?;
+                Ok(Pair { model: Box::new(model), drafter })
             },
         },
         Family {
             name: "Llama",
             model_types: &["llama", "mistral", "qwen2", "qwen3"],
             drafter_types: &[],
-            load: |checkpoint, backend| {
+            has_head: |_| false,
+            load: |checkpoint, _, backend| {
                 let network = Llama::load(checkpoint, &*backend)?;
-                Ok(Box::new(LoadedModel::new(backend, network)))
+                Ok(Pair { model: Box::new(LoadedModel::new(backend, network)), drafter: None })
             },
         },
         Family {
             name: "Qwen 3.5",
             model_types: &mlxcel_checkpoint::qwen3_5::MODEL_TYPES,
             drafter_types: &["qwen3_5_mtp"],
-            load: |checkpoint, backend| {
+            has_head: qwen3_5_mtp::is_inside,
+            load: |checkpoint, head, backend| {
+                if let Some(head) = head {
+                    qwen3_5_mtp::check(checkpoint, head)?;
+                }
                 let network = Qwen3_5::load(checkpoint, &*backend)?;
-                Ok(Box::new(LoadedModel::new(backend, network)))
+                let model = LoadedModel::new(backend, network);
+                let drafter = head.map(|head| qwen3_5_mtp::load(head, &model)).transpose()?;
+                Ok(Pair { model: Box::new(model), drafter })
             },
         },
     ]
@@ -64,15 +88,73 @@ pub fn families<B: Backend>() -> [Family<B>; 3] {
 /// Unknown `model_type`s are refused before any weight is read, naming the file and the supported ones; then whatever
 /// the family's loader finds wrong.
 pub fn load<B: Backend>(checkpoint: &Checkpoint, backend: Arc<B>) -> Result<Box<dyn Model>, ModelError> {
+    Ok((family::<B>(checkpoint)?.load)(checkpoint, None, backend)?.model)
+}
+
+/// Loads a target and the drafter in another checkpoint (or in the target's own) onto a backend. That the two fit each other is
+/// checked before any weight is read.
+///
+/// # Errors
+/// [`ModelError::Mismatch`], [`ModelError::NoDrafter`], and what either loader finds wrong.
+pub fn load_pair<B: Backend>(target: &Checkpoint, draft: &Checkpoint, backend: Arc<B>) -> Result<Pair, ModelError> {
+    match draft_kind::<B>(target, draft)? {
+        DraftKind::Classic => {
+            Classic::check(target, draft)?;
+            let model = load(target, Arc::clone(&backend))?;
+            let drafter = Classic::new(load(draft, backend)?);
+            Ok(Pair { model, drafter: Some(Box::new(drafter)) })
+        }
+        DraftKind::Mtp | DraftKind::Ngram => (family::<B>(target)?.load)(target, Some(draft), backend),
+    }
+}
+
+/// What kind of drafter a checkpoint is for a target: its head ([`DraftKind::Mtp`]), or a model of its own
+/// ([`DraftKind::Classic`]).
+///
+/// # Errors
+/// A head of another family than the target's, a target without the head asked for, unknown `model_type`s.
+pub fn draft_kind<B: Backend>(target: &Checkpoint, draft: &Checkpoint) -> Result<DraftKind, ModelError> {
+    let refused = |problem: String| ModelError::NoDrafter {
+        target: target.dir().display().to_string(),
+        drafter: draft.dir().display().to_string(),
+        problem,
+    };
+    let family = family::<B>(target)?;
+    if target.dir() == draft.dir() {
+        return match (family.has_head)(target) {
+            true => Ok(DraftKind::Mtp),
+            false => Err(refused("the checkpoint holds no drafting head; give one with --model-draft, or none".into())),
+        };
+    }
+    let found = model_type(draft);
+    if family.drafter_types.contains(&found) {
+        return Ok(DraftKind::Mtp);
+    }
     let families = families::<B>();
-    let found = checkpoint.config().get("model_type").and_then(|v| v.as_str()).unwrap_or_default();
-    let family = families.iter().find(|f| f.model_types.contains(&found) || f.drafter_types.contains(&found));
-    match family {
-        Some(family) => (family.load)(checkpoint, backend),
-        None => Err(ModelError::Checkpoint(CheckpointError::UnknownModelType {
+    if let Some(other) = families.iter().find(|f| f.drafter_types.contains(&found)) {
+        return Err(refused(format!(
+            "a {found} reads the hidden states of a {} model, and the target is a {}; give the drafter made for this model",
+            other.name,
+            model_type(target)
+        )));
+    }
+    self::family::<B>(draft)?;
+    Ok(DraftKind::Classic)
+}
+
+fn model_type(checkpoint: &Checkpoint) -> &str {
+    checkpoint.config().get("model_type").and_then(|v| v.as_str()).unwrap_or_default()
+}
+
+fn family<B: Backend>(checkpoint: &Checkpoint) -> Result<Family<B>, ModelError> {
+    let found = model_type(checkpoint);
+    let supported = families::<B>().iter().flat_map(|f| f.model_types).copied().collect::<Vec<_>>().join(", ");
+    let takes = |f: &Family<B>| f.model_types.contains(&found) || f.drafter_types.contains(&found);
+    families::<B>().into_iter().find(takes).ok_or_else(|| {
+        ModelError::Checkpoint(CheckpointError::UnknownModelType {
             file: checkpoint.config_file(),
             found: if found.is_empty() { "nothing".into() } else { found.into() },
-            supported: families.iter().flat_map(|f| f.model_types).copied().collect::<Vec<_>>().join(", "),
-        })),
-    }
+            supported,
+        })
+    })
 }

@@ -145,6 +145,8 @@ impl Model for Scripted {
         Ok(())
     }
 
+    fn keep_hidden(&mut self, _: mlxcel_model::drafters::HiddenRows) {}
+
     fn is_recurrent(&self) -> bool {
         self.slots.is_some()
     }

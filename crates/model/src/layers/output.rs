@@ -3,8 +3,9 @@
 use mlxcel_compute::{Backend, Batch};
 
 use super::Loader;
-use crate::ModelError;
+use crate::drafters::HiddenRows;
 use crate::tap::{Tap, show};
+use crate::{Hidden, ModelError};
 
 /// Final norm and output matrix.
 pub struct Output<B: Backend> {
@@ -22,31 +23,60 @@ impl<B: Backend> Output<B> {
         Ok(Output { norm: load.norm("norm.weight", hidden)?, lm_head, hidden, vocab, eps })
     }
 
-    /// Logits `[wanted rows, vocab]` of the residual stream `x` `[rows, hidden]`; `embedding` serves a tied model.
+    /// The output matrix.
+    pub fn head<'a>(&'a self, embedding: &'a B::Weight) -> &'a B::Weight {
+        self.lm_head.as_ref().unwrap_or(embedding)
+    }
+
+    /// Logits `[wanted rows, vocab]` of the residual stream `x` `[rows, hidden]`; `embedding` serves a tied model. Normed rows
+    /// that a drafter wants stay in `hidden`.
     pub fn forward(
         &self,
         backend: &B,
         batch: &Batch,
-        x: B::Buffer,
+        mut x: B::Buffer,
         embedding: &B::Weight,
+        hidden: &mut Hidden<B>,
         tap: &mut Option<&mut dyn Tap>,
     ) -> B::Buffer {
         let wanted = batch.wanted();
-        let mut logits = backend.buffer(wanted.len(), self.vocab);
-        if wanted.is_empty() {
-            return logits;
-        }
-        let mut last = x;
-        if wanted.len() < batch.rows() {
+        hidden.rows = None;
+        let norm = |x: &B::Buffer, rows: usize| {
+            let mut normed = backend.buffer(rows, self.hidden);
+            backend.rms_norm(x, self.hidden, Some(&self.norm), self.eps, &mut normed);
+            normed
+        };
+        let narrow = |x: &B::Buffer| {
             let mut narrow = backend.buffer(wanted.len(), self.hidden);
-            backend.gather(&last, wanted, &mut narrow);
-            last = narrow;
+            backend.gather(x, wanted, &mut narrow);
+            narrow
+        };
+        // The norm is a matter of each row, so it may come before or after the choice of rows.
+        let mut all = None;
+        let normed = match hidden.keep {
+            HiddenRows::All => {
+                let every = all.insert(norm(&x, batch.rows()));
+                if wanted.len() < batch.rows() { Some(narrow(every)) } else { None }
+            }
+            HiddenRows::None | HiddenRows::Wanted => {
+                if wanted.len() < batch.rows() {
+                    x = narrow(&x);
+                }
+                Some(norm(&x, wanted.len()))
+            }
+        };
+        let rows = normed.as_ref().or(all.as_ref()).expect("one of them was made");
+        let mut logits = backend.buffer(wanted.len(), self.vocab);
+        if !wanted.is_empty() {
+            show(tap, backend, None, "norm", rows);
+            backend.linear(rows, &[self.head(embedding)], &mut [&mut logits]);
+            show(tap, backend, None, "logits", &logits);
         }
-        let mut normed = backend.buffer(wanted.len(), self.hidden);
-        backend.rms_norm(&last, self.hidden, Some(&self.norm), self.eps, &mut normed);
-        show(tap, backend, None, "norm", &normed);
-        backend.linear(&normed, &[self.lm_head.as_ref().unwrap_or(embedding)], &mut [&mut logits]);
-        show(tap, backend, None, "logits", &logits);
+        hidden.rows = match hidden.keep {
+            HiddenRows::None => None,
+            HiddenRows::Wanted => normed,
+            HiddenRows::All => all,
+        };
         logits
     }
 }

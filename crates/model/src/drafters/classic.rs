@@ -1,0 +1,221 @@
+//! A small model with the target's vocabulary as a drafter.
+//!
+//! It keeps no notes of what the target did: each proposal begins by feeding whatever the sequence's tokens have beyond (or instead
+//! of) what it was fed before, so that missed steps, rejected drafts and conversations that went another way are one case.
+
+use mlxcel_checkpoint::Checkpoint;
+use mlxcel_compute::{Batch, Wanted};
+
+use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept, top_candidates};
+use crate::{Model, ModelError, Snapshot};
+
+/// Tokens proposed a round when nobody says otherwise.
+const BLOCK_SIZE: usize = 5;
+
+/// Rows of one forward pass while it catches up.
+const CHUNK: usize = 512;
+
+/// The drafter.
+pub struct Classic {
+    model: Box<dyn Model>,
+    info: DrafterInfo,
+    slots: Vec<Slot>,
+    context: usize,
+    pages: usize, // of one slot, in each group
+}
+
+#[derive(Default)]
+struct Slot {
+    /// Tokens its cache holds.
+    fed: Vec<u32>,
+    /// A recurrent model's state before the drafts, at which single steps cannot be taken back together.
+    before: Option<Snapshot>,
+}
+
+impl Classic {
+    /// Checks that two checkpoints have the same vocabulary, before any weight is read.
+    ///
+    /// # Errors
+    /// [`ModelError::Mismatch`].
+    pub fn check(target: &Checkpoint, draft: &Checkpoint) -> Result<(), ModelError> {
+        let size = |checkpoint: &Checkpoint| {
+            let config = checkpoint.config();
+            let text = config.get("text_config").and_then(|t| t.get("vocab_size"));
+            text.or_else(|| config.get("vocab_size")).and_then(serde_json::Value::as_u64)
+        };
+        // A field that is missing has a default of its family's own; then the tokenizers decide.
+        match (size(target), size(draft)) {
+            (Some(expected), Some(found)) if expected != found => Err(ModelError::Mismatch {
+                target: target.dir().display().to_string(),
+                drafter: draft.dir().display().to_string(),
+                field: "vocab_size".into(),
+                expected: expected.to_string(),
+                found: found.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// A drafter of a model.
+    pub fn new(model: Box<dyn Model>) -> Self {
+        let info = model.info();
+        let info = DrafterInfo {
+            kind: DraftKind::Classic,
+            name: info.name.clone(),
+            path: Some(info.path.clone()),
+            block_size: BLOCK_SIZE,
+            weight_bytes: info.weight_bytes(),
+        };
+        Classic { model, info, slots: Vec::new(), context: 0, pages: 0 }
+    }
+
+    /// Brings a slot to a common beginning with `tokens`, and returns its length.
+    fn rewind(&mut self, slot: usize, tokens: &[u32]) -> usize {
+        let own = &mut self.slots[slot];
+        let same = own.fed.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        // The last token's row is always computed: its logits choose the first draft.
+        let mut len = same.min(tokens.len() - 1);
+        if len < own.fed.len() && !self.model.take_back(slot, len) {
+            len = match &own.before {
+                Some(before) if before.position() <= len => {
+                    self.model.restore_state(slot, before);
+                    before.position()
+                }
+                _ => 0,
+            };
+        }
+        own.fed.truncate(len);
+        if own.before.as_ref().is_some_and(|b| b.position() > len) {
+            own.before = None;
+        }
+        len
+    }
+
+    /// Feeds each slot its next tokens and returns the logits of the last row of each.
+    fn forward(&mut self, spans: &[(usize, &[u32])]) -> Result<Vec<f32>, ModelError> {
+        let groups = self.model.kv_layout().len();
+        let mut batch = Batch::new();
+        for (slot, tokens) in spans {
+            let first = (slot * self.pages) as u32;
+            let table: Vec<u32> = (first..first + self.pages as u32).collect();
+            batch.push(*slot, self.slots[*slot].fed.len(), tokens, &vec![table.as_slice(); groups], Wanted::Last);
+        }
+        let logits = self.model.forward(&batch);
+        for (slot, tokens) in spans {
+            match &logits {
+                Ok(_) => self.slots[*slot].fed.extend_from_slice(tokens),
+                Err(_) => self.slots[*slot] = Slot::default(),
+            }
+        }
+        logits
+    }
+
+    /// Feeds all asks what they lack; the logits after each one's last token.
+    fn catch_up(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let vocab = self.model.info().vocab_size;
+        let mut rows: Vec<Vec<f32>> = vec![Vec::new(); asks.len()];
+        let mut at: Vec<usize> = asks.iter().map(|a| self.rewind(a.slot, a.tokens)).collect();
+        loop {
+            let open: Vec<usize> = (0..asks.len()).filter(|i| at[*i] < asks[*i].tokens.len()).collect();
+            if open.is_empty() {
+                return Ok(rows);
+            }
+            let share = (CHUNK / open.len()).max(1);
+            let spans: Vec<(usize, &[u32])> = open
+                .iter()
+                .map(|i| (asks[*i].slot, &asks[*i].tokens[at[*i]..asks[*i].tokens.len().min(at[*i] + share)]))
+                .collect();
+            let logits = self.forward(&spans)?;
+            for ((i, span), row) in open.iter().zip(&spans).zip(logits.chunks_exact(vocab)) {
+                at[*i] += span.1.len();
+                if at[*i] == asks[*i].tokens.len() {
+                    rows[*i] = row.to_vec();
+                }
+            }
+        }
+    }
+
+    fn candidates(&self, row: &[f32], ask: &Ask<'_>) -> Result<Vec<Candidate>, ModelError> {
+        top_candidates(row, ask.candidates).ok_or_else(|| ModelError::NonFinite {
+            model: self.info.name.clone(),
+            position: ask.tokens.len() as u32,
+            site: "logits".into(),
+        })
+    }
+}
+
+impl Drafter for Classic {
+    fn info(&self) -> &DrafterInfo {
+        &self.info
+    }
+
+    fn hidden_rows(&self) -> HiddenRows {
+        HiddenRows::None
+    }
+
+    fn reserve(&mut self, slots: usize, context: usize) -> Result<(), ModelError> {
+        self.context = context.min(self.model.info().context_length);
+        self.pages = self.context.div_ceil(self.model.page_len());
+        self.model.reserve(&vec![self.pages * slots; self.model.kv_layout().len()], slots)?;
+        self.slots = (0..slots).map(|_| Slot::default()).collect();
+        Ok(())
+    }
+
+    fn observe(&mut self, _: &[Kept<'_>]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn take_back(&mut self, slot: usize, len: usize) {
+        // What it was fed beyond that may still agree with what comes; only a new sequence must not be taken for the old one's.
+        if len == 0 {
+            self.slots[slot] = Slot::default();
+        }
+    }
+
+    fn propose(&mut self, asks: &[Ask<'_>], choose: &mut dyn Choose) -> Result<Vec<Vec<u32>>, ModelError> {
+        let mut out: Vec<Vec<u32>> = vec![Vec::new(); asks.len()];
+        // Its own context may be shorter than the target's.
+        let room = |ask: &Ask<'_>| self.context.saturating_sub(ask.tokens.len() - 1).min(ask.count);
+        let room: Vec<usize> = asks.iter().map(room).collect();
+        let mut active: Vec<usize> = (0..asks.len()).filter(|i| room[*i] > 0).collect();
+        let fitting: Vec<Ask<'_>> = active.iter().map(|i| asks[*i].clone()).collect();
+        let mut rows = self.catch_up(&fitting)?;
+        if self.model.is_recurrent() {
+            for ask in &fitting {
+                self.slots[ask.slot].before = self.model.save_state(ask.slot);
+            }
+        }
+        let vocab = self.model.info().vocab_size;
+        for depth in 0.. {
+            let mut going = Vec::new();
+            for (i, row) in active.iter().zip(&rows) {
+                let candidates = self.candidates(row, &asks[*i])?;
+                let Some(token) = choose.choose(*i, depth, &candidates) else { continue };
+                out[*i].push(token);
+                if out[*i].len() < room[*i] {
+                    going.push(*i);
+                }
+            }
+            if going.is_empty() {
+                return Ok(out);
+            }
+            let last: Vec<[u32; 1]> = going.iter().map(|i| [out[*i][depth]]).collect();
+            let spans: Vec<(usize, &[u32])> =
+                going.iter().zip(&last).map(|(i, token)| (asks[*i].slot, token.as_slice())).collect();
+            let logits = self.forward(&spans)?;
+            rows = logits.chunks_exact(vocab).map(<[f32]>::to_vec).collect();
+            active = going;
+        }
+        unreachable!("a proposal ends at its count")
+    }
+
+    fn cache_bytes(&self) -> usize {
+        let kv: usize = (0..self.model.kv_layout().len()).map(|g| self.model.kv_page_bytes(g) * self.pages).sum();
+        let state = if self.model.is_recurrent() { self.model.state_bytes().0 } else { 0 };
+        (kv + state) * self.slots.len()
+    }
+
+    fn cached(&self, slot: usize) -> usize {
+        self.slots[slot].fed.len()
+    }
+}

@@ -1,0 +1,4 @@
+//! Skeleton.
+
+/// Skeleton.
+pub struct Ngram;
