@@ -9,9 +9,11 @@ use crate::error::{CheckpointError, Result};
 use crate::fields::Fields;
 use crate::generation::StopIds;
 
+mod assistant;
 mod text;
 mod validate;
 
+pub use assistant::{Centroids, Gemma4AssistantConfig};
 pub use text::{
     Activation, Bidirectional, Gemma4TextConfig, LayerOverride, LayerType, MoeSizes, Rope, RopeParameters, RopeType,
 };

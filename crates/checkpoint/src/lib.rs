@@ -48,7 +48,7 @@ pub mod weights;
 
 pub use checkpoint::Checkpoint;
 pub use error::{CheckpointError, Result};
-pub use gemma4::{Gemma4Config, Gemma4Family, Gemma4TextConfig};
+pub use gemma4::{Gemma4AssistantConfig, Gemma4Config, Gemma4Family, Gemma4TextConfig};
 pub use generation::{GenerationDefaults, StopIds};
 pub use gguf::{Gguf, GgufError};
 pub use header::parse_header;

@@ -10,9 +10,11 @@ use crate::error::{CheckpointError, Result};
 use crate::fields::Fields;
 use crate::generation::StopIds;
 
+mod mtp;
 mod text;
 mod validate;
 
+pub use mtp::Qwen3_5MtpConfig;
 pub use text::{LayerType, MoeConfig, Qwen3_5TextConfig, Rope};
 
 /// The `model_type`s of the family: wrappers (or text stacks in mlx-lm's flat flavour), then text stacks alone.

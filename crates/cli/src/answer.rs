@@ -41,6 +41,7 @@ pub fn stream(engine: &mut Engine, request: Request, out: &mut dyn Write, quiet:
             cached_tokens: 0,
             completion_tokens: 0,
             timings: mlxcel_engine::Timings::default(),
+            rounds: mlxcel_engine::Rounds::default(),
         },
         broken_pipe: false,
     };
@@ -75,6 +76,9 @@ pub fn stream(engine: &mut Engine, request: Request, out: &mut dyn Write, quiet:
                 answer.broken_pipe = true;
             }
         }
+        for warning in engine.take_warnings() {
+            eprintln!("WARN: {warning}");
+        }
         if engine.is_idle() {
             return Ok(answer);
         }
@@ -94,8 +98,15 @@ fn prefill_bar(quiet: bool) -> Option<ProgressBar> {
     Some(bar)
 }
 
-/// `prefill 20 tokens 1650 tok/s | decode 64 tokens 310.2 tok/s | seed 7 | stop`.
-pub fn summary(end: &Finished, seed: Option<u64>) -> String {
+/// How much faster the answer came than plain steps of this run would have given it; `None` without a round.
+pub fn speedup(engine: &Engine, end: &Finished) -> Option<f64> {
+    let plain = engine.speculator()?.plain_step()?;
+    (end.rounds.rounds > 0).then(|| end.decode_rate().map(|rate| rate * plain))?
+}
+
+/// `prefill 20 tokens 1650 tok/s | decode 64 tokens 310.2 tok/s | 18 rounds, acceptance_rate 0.839, mean_accepted_len 2.49,
+/// tokens_per_round 3.49, speedup 1.41 | seed 7 | stop`.
+pub fn summary(engine: &Engine, end: &Finished, seed: Option<u64>, inexact: bool) -> String {
     let mut parts = Vec::new();
     let cached = match end.cached_tokens {
         0 => String::new(),
@@ -106,6 +117,17 @@ pub fn summary(end: &Finished, seed: Option<u64>) -> String {
     parts.push(format!("prefill {fresh}{cached} tokens{rate}"));
     let rate = end.decode_rate().map_or(String::new(), |r| format!(" {r:.1} tok/s"));
     parts.push(format!("decode {} tokens{rate}", end.completion_tokens));
+    let rounds = end.rounds;
+    if let (Some(rate), Some(len), Some(tokens)) =
+        (rounds.acceptance_rate(), rounds.mean_accepted_len(), rounds.tokens_per_round())
+    {
+        let speedup = speedup(engine, end).map_or(String::new(), |s| format!(", speedup {s:.2}"));
+        let inexact = if inexact { ", INEXACT" } else { "" };
+        parts.push(format!(
+            "{} rounds, acceptance_rate {rate:.3}, mean_accepted_len {len:.2}, tokens_per_round {tokens:.2}{speedup}{inexact}",
+            rounds.rounds
+        ));
+    }
     parts.extend(seed.map(|s| format!("seed {s}")));
     parts.push(end.reason.name().into());
     parts.join(" | ")

@@ -50,7 +50,9 @@ const GENERATE_EXAMPLES: &str = "\
 Examples:
   mlxcel generate -p \"Tell me a story about a brave rabbit.\"
   mlxcel generate -m models/gemma-4-tiny-it-4bit -p \"Count to ten.\" --temp 0 -n 64
-  mlxcel generate --raw -p \"Once upon a time\" --seed 7 --json";
+  mlxcel generate --raw -p \"Once upon a time\" --seed 7 --json
+  mlxcel generate -p \"Count to ten.\" --draft-block-size 4       (drafts of 3 tokens; the answer is the same)
+  mlxcel generate -p \"Count to ten.\" --model-draft none         (without drafts)";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -187,6 +189,52 @@ impl LimitArgs {
     }
 }
 
+/// Drafting ahead: it changes how fast an answer comes, never the answer.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Speculation")]
+pub struct DraftArgs {
+    /// Drafter: a checkpoint directory, a pulled model, a name under models/, or none (also -md) [default: NAME-assistant* or
+    /// NAME-mtp* beside the model, or the head inside it]
+    #[arg(long, visible_alias = "draft-model", value_name = "PATH", env = "MLXCEL_MODEL_DRAFT", hide_env_values = true)]
+    pub model_draft: Option<PathBuf>,
+    /// How to draft [default: as the drafter's config.json says]
+    #[arg(long, value_name = "KIND", env = "MLXCEL_DRAFT_KIND", hide_env_values = true)]
+    pub draft_kind: Option<DraftKindArg>,
+    /// Positions verified in a round, 1 to 16; 1 = no drafts [default: measured and adapted]
+    #[arg(long, value_name = "K", env = "MLXCEL_DRAFT_BLOCK_SIZE", hide_env_values = true,
+        value_parser = parse_block_size)]
+    pub draft_block_size: Option<usize>,
+}
+
+/// A kind of drafter by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DraftKindArg {
+    /// A head trained on the model's hidden states
+    Mtp,
+    /// A small model with the same vocabulary
+    Classic,
+    /// Prompt lookup: no checkpoint needed
+    Ngram,
+    /// No drafts
+    None,
+}
+
+fn parse_block_size(text: &str) -> Result<usize, String> {
+    let most = mlxcel_engine::speculate::MAX_BLOCK;
+    text.parse().ok().filter(|k| (1..=most).contains(k)).ok_or_else(|| format!("1 to {most} expected"))
+}
+
+/// The arguments with `-md`, which users of other engines type, as `--model-draft`.
+pub fn spelled_out(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+    let mut rest = false;
+    args.map(|arg| {
+        // What follows -- is nobody's flag.
+        rest |= arg == "--";
+        if arg == "-md" && !rest { "--model-draft".into() } else { arg }
+    })
+    .collect()
+}
+
 /// `mlxcel generate`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = GENERATE_EXAMPLES)]
@@ -224,6 +272,9 @@ pub struct GenerateArgs {
     /// Say nothing on standard error
     #[arg(short, long)]
     pub quiet: bool,
+    /// Drafting.
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// Sampling.
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -255,6 +306,9 @@ pub struct RunArgs {
     /// Limits.
     #[command(flatten)]
     pub limits: LimitArgs,
+    /// Drafting.
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// Sampling.
     #[command(flatten)]
     pub sampling: SamplingArgs,

@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use mlxcel_engine::{Engine, EngineOptions, FinishReason, Request};
+use mlxcel_engine::{Engine, EngineOptions, Finished, FinishReason, Request};
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, stream, summary};
+use crate::answer::{Answer, speedup, stream, summary};
 use crate::args::GenerateArgs;
 use crate::load::{encode_chat, message, open};
 use crate::locate::Environment;
@@ -19,8 +19,8 @@ use crate::locate::Environment;
 pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
     let text = prompt(args)?;
     let opened = open(&args.model, environment)?;
-    let model = opened.model(&args.model, args.model.cpu_precision)?;
-    let tokenizer = opened.tokenizer(&*model)?;
+    let pair = opened.pair(&args.model, &args.draft, environment)?;
+    let tokenizer = opened.tokenizer(&*pair.model)?;
     let tokens = if args.raw {
         tokenizer.encode_raw(&text)?
     } else {
@@ -29,14 +29,15 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
         messages.push(message("user", &text));
         encode_chat(&template, &tokenizer, &messages, &args.template_variables())?.tokens
     };
-    let sampling = opened.sampling(&args.sampling, args.logprobs, model.info().vocab_size)?;
+    let info = pair.model.info();
+    let sampling = opened.sampling(&args.sampling, args.logprobs, info.vocab_size)?;
     let seed = (sampling.temperature > 0.0).then_some(sampling.seed);
 
-    let limit = model.info().context_length;
+    let limit = info.context_length;
     let needed = args.limits.max_tokens().map_or(limit, |n| n.max(1).saturating_add(tokens.len()).min(limit));
     let context = Some(args.limits.ctx_size.unwrap_or(needed.max(2)));
-    let mut engine =
-        Engine::new(model, tokenizer, EngineOptions { context, reuse: false, ..EngineOptions::default() })?;
+    let options = EngineOptions { context, reuse: false, ..EngineOptions::default() };
+    let (mut engine, inexact) = crate::draft::engine(pair, tokenizer, options, &args.draft, environment)?;
     let request = Request {
         prompt: tokens,
         sampling,
@@ -59,10 +60,10 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
         bail!("{message}");
     }
     if args.json {
-        let _ = writeln!(stdout, "{:#}", to_json(&engine, &answer, seed));
+        let _ = writeln!(stdout, "{:#}", to_json(&engine, &answer, seed, inexact));
     }
     if !args.quiet && !answer.broken_pipe {
-        eprintln!("{}", summary(&answer.end, seed));
+        eprintln!("{}", summary(&engine, &answer.end, seed, inexact));
     }
     Ok(if answer.end.reason == FinishReason::Cancelled && !answer.broken_pipe {
         ExitCode::from(130)
@@ -88,7 +89,7 @@ fn prompt(args: &GenerateArgs) -> Result<String> {
     Ok(text)
 }
 
-fn to_json(engine: &Engine, answer: &Answer, seed: Option<u64>) -> Value {
+fn to_json(engine: &Engine, answer: &Answer, seed: Option<u64>, inexact: bool) -> Value {
     let end = &answer.end;
     let info = engine.model().info();
     let mut out = json!({
@@ -110,6 +111,7 @@ fn to_json(engine: &Engine, answer: &Answer, seed: Option<u64>) -> Value {
             "decode_tokens_per_second": end.decode_rate(),
         },
     });
+    out["speculation"] = drafting(engine, end, inexact).unwrap_or_default();
     if answer.tokens.iter().any(|t| t.logprob.is_some()) {
         out["logprobs"] = answer
             .tokens
@@ -119,4 +121,25 @@ fn to_json(engine: &Engine, answer: &Answer, seed: Option<u64>) -> Value {
             .collect();
     }
     out
+}
+
+/// What drafting came to; null without a drafter.
+fn drafting(engine: &Engine, end: &Finished, inexact: bool) -> Option<Value> {
+    let speculator = engine.speculator()?;
+    let (info, rounds) = (speculator.info(), end.rounds);
+    Some(json!({
+        "kind": info.kind.name(),
+        "drafter": info.name,
+        "exact": !inexact,
+        "rounds": rounds.rounds,
+        "plain_steps": rounds.plain_steps,
+        "proposed": rounds.proposed,
+        "accepted": rounds.accepted,
+        "acceptance_rate": rounds.acceptance_rate(),
+        "mean_accepted_len": rounds.mean_accepted_len(),
+        "tokens_per_round": rounds.tokens_per_round(),
+        "plain_step_seconds": speculator.plain_step(),
+        "speedup": speedup(engine, end),
+        "failure": speculator.failure(),
+    }))
 }

@@ -7,6 +7,7 @@
 pub mod answer;
 pub mod args;
 pub mod convert;
+pub mod draft;
 pub mod generate;
 #[cfg(feature = "hub")]
 pub mod hub_environment;

@@ -7,11 +7,14 @@ use anyhow::{Context, Result, bail};
 use mlxcel_checkpoint::{Checkpoint, GenerationDefaults};
 use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::sample::SamplingParams;
-use mlxcel_model::{Model, registry};
+use mlxcel_model::drafters::Ngram;
+use mlxcel_model::registry::{self, Pair};
+use mlxcel_model::Model;
 use mlxcel_text::{ChatTemplate, RenderRequest, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::args::{ModelArgs, PrecisionArg, SamplingArgs};
+use crate::args::{DraftArgs, ModelArgs, PrecisionArg, SamplingArgs};
+use crate::draft::Source;
 use crate::locate::Environment;
 
 /// An opened checkpoint.
@@ -38,15 +41,34 @@ impl Opened {
     /// # Errors
     /// What the registry and the family's loader find wrong.
     pub fn model(&self, args: &ModelArgs, precision: PrecisionArg) -> Result<Box<dyn Model>> {
-        let threads = match args.threads {
-            Some(n) => usize::from(n),
-            None => std::thread::available_parallelism().map_or(1, usize::from),
+        let model = registry::load(&self.checkpoint, backend(args, precision))?;
+        self.warn(&*model);
+        Ok(model)
+    }
+
+    /// Builds the model and the drafter that belongs to it.
+    ///
+    /// # Errors
+    /// As [`Opened::model`]; a drafter that was asked for and does not fit.
+    pub fn pair(&self, args: &ModelArgs, draft: &DraftArgs, environment: &Environment) -> Result<Pair> {
+        let source = crate::draft::find(draft, &self.checkpoint, environment)?;
+        let backend = backend(args, args.cpu_precision);
+        let pair = match source {
+            Source::None => Pair { model: registry::load(&self.checkpoint, backend)?, drafter: None },
+            Source::Ngram => {
+                let model = registry::load(&self.checkpoint, backend)?;
+                Pair { model, drafter: Some(Box::new(Ngram::new())) }
+            }
+            Source::Checkpoint(draft, _) => registry::load_pair(&self.checkpoint, &draft, backend)?,
         };
-        let model = registry::load(&self.checkpoint, Arc::new(CpuBackend::new(precision.into(), threads)))?;
+        self.warn(&*pair.model);
+        Ok(pair)
+    }
+
+    fn warn(&self, model: &dyn Model) {
         for warning in &model.info().warnings {
             eprintln!("warning: {}: {warning}", self.path.join("config.json").display());
         }
-        Ok(model)
     }
 
     /// Loads the tokenizer and checks it against the model.
@@ -123,6 +145,14 @@ impl Opened {
         params.validate(vocab).context("sampling (flags, and generation_config.json for what they leave open)")?;
         Ok(params)
     }
+}
+
+fn backend(args: &ModelArgs, precision: PrecisionArg) -> Arc<CpuBackend> {
+    let threads = match args.threads {
+        Some(n) => usize::from(n),
+        None => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    Arc::new(CpuBackend::new(precision.into(), threads))
 }
 
 /// A seed nobody chose; it is printed, so that the answer can be had again. Below 2^53, so that JSON readers keep it.

@@ -19,6 +19,8 @@ pub struct Environment {
     pub store: Option<PathBuf>,
     /// The Hugging Face cache, which is only read.
     pub hub_cache: Option<PathBuf>,
+    /// What may be lost at any time: verdicts of the exactness probe.
+    pub cache: Option<PathBuf>,
 }
 
 /// An environment variable that is set to something.
@@ -32,9 +34,15 @@ pub(crate) fn hub_home() -> Option<PathBuf> {
     variable("HF_HOME").map(PathBuf::from).or_else(|| Some(cache()?.join("huggingface")))
 }
 
+/// The user's cache directory.
+fn own_cache() -> Option<PathBuf> {
+    let default = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
+    Some(variable("XDG_CACHE_HOME").map_or(std::env::home_dir()?.join(default), PathBuf::from))
+}
+
 impl Environment {
     /// Reads it: `MLXCEL_MODELS_DIR`, else `XDG_DATA_HOME` or the home directory, names the store; `HF_HUB_CACHE`, else
-    /// `HF_HOME` or the home directory, the cache.
+    /// `HF_HOME` or the home directory, the cache; `MLXCEL_CACHE_DIR`, else the user's cache directory, what may be lost.
     pub fn read() -> Self {
         let var = |name: &str| variable(name).map(PathBuf::from);
         let data = || {
@@ -49,6 +57,7 @@ impl Environment {
             hub_cache: var("HF_HUB_CACHE")
                 .or_else(|| var("HUGGINGFACE_HUB_CACHE"))
                 .or_else(|| Some(hub_home()?.join("hub"))),
+            cache: var("MLXCEL_CACHE_DIR").or_else(|| Some(own_cache()?.join("mlxcel"))),
         }
     }
 

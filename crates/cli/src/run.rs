@@ -34,18 +34,20 @@ const DEFAULT_CONTEXT: usize = 8192;
 /// Anything that keeps the chat from starting. Inside, errors are printed and the chat goes on.
 pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
     let opened = open(&args.model, environment)?;
-    let model = opened.model(&args.model, args.model.cpu_precision)?;
-    let tokenizer = opened.tokenizer(&*model)?;
+    let pair = opened.pair(&args.model, &args.draft, environment)?;
+    let tokenizer = opened.tokenizer(&*pair.model)?;
     let template = opened.template(args.chat_template_file.as_deref())?;
-    let sampling = opened.sampling(&args.sampling, None, model.info().vocab_size)?;
-    let context = args.limits.ctx_size.unwrap_or(model.info().context_length.min(DEFAULT_CONTEXT));
+    let sampling = opened.sampling(&args.sampling, None, pair.model.info().vocab_size)?;
+    let context = args.limits.ctx_size.unwrap_or(pair.model.info().context_length.min(DEFAULT_CONTEXT));
     let tty = std::io::stdin().is_terminal();
     if tty {
         let seed = if sampling.temperature > 0.0 { format!(", seed {}", sampling.seed) } else { String::new() };
-        eprintln!("{} on {}, context {context}{seed}. /help lists the commands.", model.info().name, model.backend());
+        let drafts = pair.drafter.as_ref().map_or(String::new(), |d| format!(", drafts from {}", d.info().name));
+        let (name, backend) = (&pair.model.info().name, pair.model.backend());
+        eprintln!("{name} on {backend}, context {context}{drafts}{seed}. /help lists the commands.");
     }
     let options = EngineOptions { context: Some(context), ..EngineOptions::default() };
-    let mut engine = Engine::new(model, tokenizer, options)?;
+    let (mut engine, inexact) = crate::draft::engine(pair, tokenizer, options, &args.draft, environment)?;
     let system: Vec<Value> = args.system.iter().map(|s| message("system", s)).collect();
     let mut messages = system.clone();
     let mut editor = rustyline::DefaultEditor::new()?;
@@ -91,7 +93,8 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
         // The same seed would give the same noise at the same position of every turn.
         sampling.seed = sampling.seed.wrapping_add(turn);
         turn += 1;
-        match answer(&mut engine, &template, &messages, args, sampling, show_stats) {
+        let show = show_stats.then_some(inexact);
+        match answer(&mut engine, &template, &messages, args, sampling, show) {
             Ok(Some(turn)) => messages.push(turn),
             // Stopped before the first word: as if it had not been asked.
             Ok(None) => drop(messages.pop()),
@@ -110,7 +113,7 @@ fn answer(
     messages: &[Value],
     args: &RunArgs,
     sampling: mlxcel_engine::sample::SamplingParams,
-    show_stats: bool,
+    show: Option<bool>,
 ) -> Result<Option<Value>> {
     let prompt = encode_chat(template, engine.tokenizer(), messages, &args.template_variables())?;
     let request = Request {
@@ -132,8 +135,8 @@ fn answer(
     if let FinishReason::Error(message) = answer.end.reason {
         bail!("{message}");
     }
-    if show_stats {
-        eprintln!("[{}]", summary(&answer.end, None));
+    if let Some(inexact) = show {
+        eprintln!("[{}]", summary(engine, &answer.end, None, inexact));
     }
     let silent = answer.text.is_empty() && answer.end.reason == FinishReason::Cancelled;
     Ok((!silent).then(|| said(&answer.text, prompt.thinking)))

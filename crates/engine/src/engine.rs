@@ -2,16 +2,20 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use mlxcel_compute::{Batch, Wanted};
+use mlxcel_model::drafters::{Drafter, HiddenRows};
 use mlxcel_model::{Model, ModelError};
 use mlxcel_text::Tokenizer;
 
 use crate::cache::pages::{PagePool, PageTable, pages_needed};
 use crate::cache::states::{Slot, States};
 use crate::request::{EngineError, Event, FinishReason, Request, RequestError, RequestId};
-use crate::scheduler::{Planned, plan};
+use crate::scheduler::{Known, Planned, plan};
 use crate::sequence::Sequence;
+use crate::speculate::rounds::{Drafts, Speculator, kept};
+use crate::speculate::{MAX_BLOCK, Speculation};
 
 /// Sizes of an engine.
 #[derive(Clone, Debug)]
@@ -40,6 +44,8 @@ struct Parked {
     tokens: Vec<u32>,
     pages: PageTable,
     state: Slot,
+    /// Whether any token of the answer was computed.
+    decoded: bool,
 }
 
 /// Runs requests on a model.
@@ -55,6 +61,15 @@ pub struct Engine {
     parked: Option<Parked>,
     next_id: u64,
     batch: Batch,
+    speculator: Option<Speculator>,
+    warnings: Vec<String>,
+}
+
+/// What a step leads to.
+#[derive(Default)]
+struct Outcome {
+    events: Vec<Event>,
+    ended: Vec<usize>, // indices of running sequences
 }
 
 impl Engine {
@@ -62,14 +77,35 @@ impl Engine {
     ///
     /// # Errors
     /// Options out of range, or memory that cannot be had.
-    pub fn new(
+    pub fn new(model: Box<dyn Model>, tokenizer: Arc<Tokenizer>, options: EngineOptions) -> Result<Self, EngineError> {
+        Self::build(model, tokenizer, options, None)
+    }
+
+    /// The same, with a drafter of the model. Answers are those of an engine without one.
+    ///
+    /// # Errors
+    /// As [`Engine::new`]; a block width out of range.
+    pub fn with_drafter(
+        model: Box<dyn Model>,
+        tokenizer: Arc<Tokenizer>,
+        options: EngineOptions,
+        drafter: Box<dyn Drafter>,
+        speculation: Speculation,
+    ) -> Result<Self, EngineError> {
+        Self::build(model, tokenizer, options, Some((drafter, speculation)))
+    }
+
+    fn build(
         mut model: Box<dyn Model>,
         tokenizer: Arc<Tokenizer>,
         options: EngineOptions,
+        drafter: Option<(Box<dyn Drafter>, Speculation)>,
     ) -> Result<Self, EngineError> {
         let limit = model.info().context_length;
         let context = options.context.unwrap_or(limit);
+        let block_size = drafter.as_ref().and_then(|(_, s)| s.block_size).unwrap_or(MAX_BLOCK);
         let checks = [
+            ("--draft-block-size", block_size, 1, MAX_BLOCK),
             ("--ctx-size", context, 2, limit),
             ("--parallel", options.parallel, 1, 1024),
             ("step rows", options.step_rows, 1, 65_536),
@@ -84,10 +120,20 @@ impl Engine {
             }
         }
         let page_len = model.page_len();
-        let pages = pages_needed(model.kv_layout(), page_len, options.parallel, context, options.step_rows);
+        // A block of drafts is a step, too.
+        let step = options.step_rows.max(MAX_BLOCK);
+        let pages = pages_needed(model.kv_layout(), page_len, options.parallel, context, step);
         // One slot more than run at once, for the parked answer.
         let slots = options.parallel + 1;
         model.reserve(&pages, slots)?;
+        let speculator = match drafter {
+            None => None,
+            Some((mut drafter, speculation)) => {
+                drafter.reserve(slots, context)?;
+                model.keep_hidden(drafter.hidden_rows());
+                Some(Speculator::new(drafter, speculation))
+            }
+        };
         let states = States::new(&*model, slots, if options.reuse { options.state_cache } else { 0 });
         let pool = PagePool::new(model.kv_layout(), page_len, &pages);
         Ok(Engine {
@@ -102,6 +148,8 @@ impl Engine {
             parked: None,
             next_id: 0,
             batch: Batch::new(),
+            speculator,
+            warnings: Vec::new(),
         })
     }
 
@@ -135,6 +183,16 @@ impl Engine {
         self.model.is_recurrent().then(|| self.states.most())
     }
 
+    /// The drafter and what was measured of it.
+    pub fn speculator(&self) -> Option<&Speculator> {
+        self.speculator.as_ref()
+    }
+
+    /// What an operator should know and has not been told yet.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
     /// True when nothing runs or waits.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
@@ -164,6 +222,9 @@ impl Engine {
                 return Err(RequestError::Media { found, index });
             }
         }
+        if let Some(found) = request.block_size.filter(|k| !(1..=MAX_BLOCK).contains(k)) {
+            return Err(RequestError::BlockSize { found, most: MAX_BLOCK });
+        }
         // Checked here so that the fault is answered at once, not when a slot is free.
         request.sampling.validate(info.vocab_size)?;
         crate::stop::StopStrings::new(request.stop.clone())?;
@@ -187,33 +248,63 @@ impl Engine {
         Some(event)
     }
 
-    /// One step: schedule, forward, accept, emit. Faults of a model end the requests they belong to.
+    /// One step: draft, schedule, forward, accept, emit. Faults of a model end the requests they belong to.
     pub fn step(&mut self) -> Vec<Event> {
         self.admit();
-        let lengths: Vec<(usize, usize)> = self.running.iter().map(|s| (s.computed, s.history.len())).collect();
-        let mut planned = plan(&lengths, self.options.step_rows);
-        for p in planned.iter_mut().filter(|p| p.len > 1) {
+        let drafts = self.draft();
+        let known = |(s, d): (&Sequence, &Vec<u32>)| Known {
+            computed: s.computed,
+            tokens: s.history.len(),
+            drafts: d.len(),
+        };
+        let known: Vec<Known> = self.running.iter().zip(&drafts).map(known).collect();
+        let mut planned = plan(&known, self.options.step_rows);
+        for p in planned.iter_mut().filter(|p| p.len > 1 && p.drafts == 0) {
             let end = p.start + p.len;
-            p.len = self.states.cut(p.start, end, end == lengths[p.index].1) - p.start;
+            p.len = self.states.cut(p.start, end, end == known[p.index].tokens) - p.start;
         }
-        let mut events = Vec::new();
-        let mut ended = Vec::new();
-        match self.forward(&planned) {
-            Ok(logits) => self.accept(&planned, &logits, &mut events, &mut ended),
-            // One sequence may be at fault: alone, each of the others gives the same bits.
-            Err(_) if planned.len() > 1 => {
+        let only_decodes = planned.iter().all(|p| p.len == 1 + p.drafts);
+        let mut outcome = Outcome::default();
+        let started = Instant::now();
+        match self.forward(&planned, &drafts) {
+            Ok(logits) => self.accept(&planned, &drafts, &logits, &mut outcome),
+            // One sequence may be at fault, or a draft that plain decoding would never have run: alone and without
+            // drafts, each of the others gives the same bits.
+            Err(_) if planned.len() > 1 || planned[0].drafts > 0 => {
                 for one in &planned {
-                    self.forward_alone(*one, &mut events, &mut ended);
+                    let one = Planned { len: one.len - one.drafts, drafts: 0, ..*one };
+                    self.forward_alone(one, &mut outcome);
                 }
             }
-            Err(e) => self.fail(planned[0].index, &e.to_string(), &mut events, &mut ended),
+            Err(e) => self.fail(planned[0].index, &e.to_string(), &mut outcome),
         }
-        ended.sort_unstable();
-        for index in ended.into_iter().rev() {
+        if let (Some(speculator), true) = (&mut self.speculator, only_decodes && !planned.is_empty()) {
+            speculator.measured(planned.iter().map(|p| p.len).sum(), started.elapsed().as_secs_f64());
+        }
+        outcome.ended.sort_unstable();
+        for index in outcome.ended.into_iter().rev() {
             let sequence = self.running.remove(index);
             self.park(sequence);
         }
-        events
+        outcome.events
+    }
+
+    /// Drafts for the sequences that decode.
+    fn draft(&mut self) -> Drafts {
+        let Some(speculator) = &mut self.speculator else { return vec![Vec::new(); self.running.len()] };
+        let assigned = self.model.info().vocab_size.min(self.tokenizer.vocab_size());
+        // Rows after the answer's last token would be for nothing.
+        let most = |s: &Sequence| MAX_BLOCK.min(s.remaining()).min(self.states.block(s.computed));
+        let most: Vec<usize> = self.running.iter().map(most).collect();
+        let drafts = speculator.draft(&mut self.running, &most, assigned, self.options.step_rows);
+        self.note_failure();
+        drafts
+    }
+
+    /// A drafter that failed proposes nothing any more, and is said to once.
+    fn note_failure(&mut self) {
+        let Some(why) = self.speculator.as_mut().and_then(Speculator::take_failure) else { return };
+        self.warnings.push(format!("the drafter failed, and answers go on without it: {why}"));
     }
 
     fn sequence(&self, id: RequestId, request: Request) -> Result<Sequence, RequestError> {
@@ -235,7 +326,11 @@ impl Engine {
             if sequence.state.is_none() {
                 sequence.state = self.states.take(sequence.history.prompt().len());
             }
-            assert!(sequence.state.is_some(), "a slot for each sequence that runs");
+            let slot = sequence.state.as_ref().expect("a slot for each sequence that runs").number();
+            if let Some(speculator) = &mut self.speculator {
+                speculator.hand_on(slot, sequence.computed);
+                sequence.width = speculator.width(sequence.block_size);
+            }
             sequence.start_clock();
             self.running.push(sequence);
         }
@@ -246,7 +341,9 @@ impl Engine {
         let same = parked.tokens.iter().zip(sequence.history.tokens()).take_while(|(a, b)| a == b).count();
         // The last prompt token is always computed: its logits choose the first token.
         let reuse = same.min(sequence.history.len() - 1);
-        let reuse = if reuse > 0 { self.states.return_to(&mut *self.model, &parked.state, reuse) } else { 0 };
+        // Plain decoding has one row on record, a block more: what is found of a conversation must not depend on that.
+        let exactly = !parked.decoded || reuse + 1 >= parked.tokens.len();
+        let reuse = if reuse > 0 { self.states.return_to(&mut *self.model, &parked.state, reuse, exactly) } else { 0 };
         if reuse > 0 && self.pool.truncate(&mut parked.pages, reuse) {
             self.states.hand_on(&parked.state, sequence.history.prompt().len());
             (sequence.pages, sequence.state) = (parked.pages, Some(parked.state));
@@ -266,7 +363,8 @@ impl Engine {
         }
         self.forget();
         let tokens = sequence.history.tokens()[..sequence.computed].to_vec();
-        self.parked = Some(Parked { tokens, pages: sequence.pages, state });
+        let decoded = sequence.computed > sequence.history.prompt().len();
+        self.parked = Some(Parked { tokens, pages: sequence.pages, state, decoded });
     }
 
     /// Frees the parked answer.
@@ -277,7 +375,7 @@ impl Engine {
         }
     }
 
-    fn forward(&mut self, planned: &[Planned]) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, planned: &[Planned], drafts: &Drafts) -> Result<Vec<f32>, ModelError> {
         self.batch.clear();
         for p in planned {
             let sequence = &mut self.running[p.index];
@@ -290,20 +388,28 @@ impl Engine {
                 }
                 assert!(self.pool.extend(&mut sequence.pages, p.start, end), "the page pool is sized for every slot");
             }
-            let tokens = &sequence.history.tokens()[p.start..end];
             let slot = sequence.state.as_ref().expect("a running sequence has a slot").number();
-            self.batch.push(slot, p.start, tokens, &sequence.pages.tables(), Wanted::Last);
+            let tables = sequence.pages.tables();
+            let known = &sequence.history.tokens()[p.start..end - p.drafts];
+            match p.drafts {
+                0 => self.batch.push(slot, p.start, known, &tables, Wanted::Last),
+                _ => {
+                    let block = [known, &drafts[p.index]].concat();
+                    self.batch.push(slot, p.start, &block, &tables, Wanted::All);
+                }
+            }
         }
         if self.batch.is_empty() { Ok(Vec::new()) } else { self.model.forward(&self.batch) }
     }
 
-    /// Runs one sequence's part of a step that failed. Its recurrent state may have to be computed again up to there, which
-    /// gives the same bits.
-    fn forward_alone(&mut self, planned: Planned, events: &mut Vec<Event>, ended: &mut Vec<usize>) {
+    /// Runs one sequence's part of a step that failed, without drafts. Its recurrent state may have to be computed again up to
+    /// there, which gives the same bits.
+    fn forward_alone(&mut self, planned: Planned, outcome: &mut Outcome) {
         let Planned { index, start, .. } = planned;
+        let none: Drafts = Vec::new();
         let sequence = &mut self.running[index];
         let state = sequence.state.as_ref().expect("a running sequence has a slot");
-        let mut at = self.states.return_to(&mut *self.model, state, start);
+        let mut at = self.states.return_to(&mut *self.model, state, start, true);
         if at < start && !self.pool.truncate(&mut sequence.pages, at) {
             let none = self.pool.table();
             self.pool.release(std::mem::replace(&mut sequence.pages, none));
@@ -311,49 +417,114 @@ impl Engine {
         }
         while at < start {
             let len = (start - at).min(self.options.step_rows);
-            if let Err(e) = self.forward(&[Planned { index, start: at, len }]) {
-                return self.fail(index, &e.to_string(), events, ended);
+            if let Err(e) = self.forward(&[Planned { index, start: at, len, drafts: 0 }], &none) {
+                return self.fail(index, &e.to_string(), outcome);
             }
             at += len;
         }
-        match self.forward(&[planned]) {
-            Ok(logits) => self.accept(&[planned], &logits, events, ended),
-            Err(e) => self.fail(index, &e.to_string(), events, ended),
+        match self.forward(&[planned], &none) {
+            Ok(logits) => self.accept(&[planned], &none, &logits, outcome),
+            Err(e) => self.fail(index, &e.to_string(), outcome),
         }
     }
 
-    fn fail(&mut self, index: usize, message: &str, events: &mut Vec<Event>, ended: &mut Vec<usize>) {
-        events.push(self.running[index].finish(FinishReason::Error(message.into())));
+    fn fail(&mut self, index: usize, message: &str, outcome: &mut Outcome) {
+        outcome.events.push(self.running[index].finish(FinishReason::Error(message.into())));
         // What a failed forward wrote is not to be reused.
         self.running[index].computed = 0;
-        ended.push(index);
+        outcome.ended.push(index);
     }
 
-    /// Takes a step's logits: one row a span. A prompt chunk that is not the last has one too, unused, so that damage is
-    /// found in the chunk that it comes from.
-    fn accept(&mut self, planned: &[Planned], logits: &[f32], events: &mut Vec<Event>, ended: &mut Vec<usize>) {
+    /// Takes a step's logits: one row a span, or one for each position of a block. A prompt chunk that is not the last has one too,
+    /// unused, so that damage is found in the chunk that it comes from.
+    ///
+    /// The rule of acceptance is the request's own sampler, run on the rows in order: a row counts as long as the token chosen
+    /// before it is the draft that it stands for. What counts is kept, the rest is taken back.
+    fn accept(&mut self, planned: &[Planned], drafts: &Drafts, logits: &[f32], outcome: &mut Outcome) {
         let vocab = self.model.info().vocab_size;
         let assigned = vocab.min(self.tokenizer.vocab_size());
         let mut rows = logits.chunks_exact(vocab);
+        let (mut wanted, mut first) = (0, 0); // rows before this span
+        let mut seen = Vec::with_capacity(planned.len());
         for p in planned {
+            let own: Vec<&[f32]> = rows.by_ref().take(1 + p.drafts).collect();
+            let drafted: &[u32] = if p.drafts > 0 { &drafts[p.index] } else { &[] };
             let sequence = &mut self.running[p.index];
-            let row = rows.next().expect("a row for each span");
-            sequence.computed = p.start + p.len;
-            if let Some(state) = &sequence.state {
-                self.states.advance(&*self.model, state, sequence.computed);
+            sequence.computed = p.start + p.len - p.drafts;
+            let decides = sequence.computed == sequence.history.len();
+            let (mut emitted, mut accepted, mut failure) = (0, 0, None);
+            for (i, row) in own.iter().enumerate().take(if decides { own.len() } else { 0 }) {
+                // Columns beyond the tokenizer's ids pad the matrix: no token has them.
+                let sampled = match sequence.choose(&row[..assigned]) {
+                    Ok(sampled) => sampled,
+                    Err(e) => {
+                        failure = Some(e.to_string());
+                        break;
+                    }
+                };
+                let right = drafted.get(i) == Some(&sampled.token);
+                let ends = sequence.emit(sampled, &mut outcome.events);
+                emitted += 1;
+                accepted += usize::from(right);
+                if ends {
+                    outcome.ended.push(p.index);
+                }
+                if ends || !right {
+                    break;
+                }
+                // The next row has seen this token.
+                sequence.computed += 1;
             }
-            if sequence.computed < sequence.history.len() {
+            if let Some(message) = failure {
+                self.fail(p.index, &message, outcome);
+            } else {
+                let kept = self.settle(p);
+                if let (true, Some(speculator)) = (decides, &mut self.speculator) {
+                    speculator.record(&mut self.running[p.index], p.drafts, accepted, emitted);
+                }
+                seen.push((*p, kept, wanted, first));
+            }
+            wanted += 1 + p.drafts;
+            first += p.len;
+        }
+        self.show(&seen);
+    }
+
+    /// Takes back what a span computed beyond the tokens that count; returns the rows that stay.
+    fn settle(&mut self, planned: &Planned) -> usize {
+        let sequence = &mut self.running[planned.index];
+        let state = sequence.state.as_ref().expect("a running sequence has a slot");
+        let kept = sequence.computed - planned.start;
+        if kept < planned.len {
+            let back = self.model.take_back(state.number(), sequence.computed);
+            assert!(back, "a block is never longer than what can be taken back");
+            let back = self.pool.truncate(&mut sequence.pages, sequence.computed);
+            assert!(back, "windows keep pages for more than a block");
+        }
+        self.states.advance(&*self.model, state, sequence.computed);
+        kept
+    }
+
+    /// Shows kept rows to the drafter.
+    fn show(&mut self, seen: &[(Planned, usize, usize, usize)]) {
+        let Some(speculator) = &mut self.speculator else { return };
+        let rows = speculator.hidden_rows();
+        if rows == HiddenRows::None {
+            return;
+        }
+        let mut all = Vec::with_capacity(seen.len());
+        for (planned, len, wanted, first) in seen {
+            let sequence = &self.running[planned.index];
+            if sequence.width.is_none() {
                 continue;
             }
-            // Rows beyond the tokenizer's ids pad the matrix: no token has them.
-            match sequence.choose(&row[..assigned]) {
-                Ok(sampled) => {
-                    if sequence.emit(sampled, events) {
-                        ended.push(p.index);
-                    }
-                }
-                Err(e) => self.fail(p.index, &e.to_string(), events, ended),
+            let slot = sequence.state.as_ref().expect("a running sequence has a slot").number();
+            if sequence.is_idle() {
+                speculator.idle(slot);
             }
+            all.push(kept(rows, sequence, slot, *planned, *len, *wanted, *first));
         }
+        speculator.observe(&all);
+        self.note_failure();
     }
 }

@@ -11,7 +11,9 @@ pub mod request;
 pub mod sample;
 mod scheduler;
 mod sequence;
+pub mod speculate;
 pub mod stop;
 
 pub use engine::{Engine, EngineOptions};
+pub use speculate::{Coupling, Rounds, Speculation};
 pub use request::{EngineError, Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};

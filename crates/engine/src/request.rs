@@ -3,6 +3,7 @@
 use mlxcel_model::ModelError;
 
 use crate::sample::{SampleError, SamplingParams, TokenLogprobs};
+use crate::speculate::Rounds;
 use crate::stop::StopError;
 
 /// A request's handle.
@@ -26,6 +27,9 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Leave special tokens in the text.
     pub show_special: bool,
+    /// Block width K of its rounds, at most [`MAX_BLOCK`](crate::speculate::MAX_BLOCK); 1 = no drafts. `None` = as the engine
+    /// does. It changes the speed of the answer, not the answer.
+    pub block_size: Option<usize>,
 }
 
 /// Why a request cannot be taken: the client's fault, always.
@@ -70,6 +74,14 @@ pub enum RequestError {
     /// Asked for nothing.
     #[error("max_tokens: at least 1 expected, found 0")]
     NoTokens,
+    /// A block width out of range.
+    #[error("block_size: 1 to {most} expected, found {found}")]
+    BlockSize {
+        /// The width asked for.
+        found: usize,
+        /// The widest.
+        most: usize,
+    },
     /// A sampling parameter out of range.
     #[error(transparent)]
     Sampling(#[from] SampleError),
@@ -162,6 +174,8 @@ pub struct Finished {
     pub completion_tokens: usize,
     /// How long it took.
     pub timings: Timings,
+    /// Its rounds; all zero without a drafter.
+    pub rounds: Rounds,
 }
 
 impl Finished {

@@ -7,21 +7,34 @@ pub struct Planned {
     pub index: usize,
     /// First position.
     pub start: usize,
-    /// Number of rows.
+    /// Number of rows, drafts included.
     pub len: usize,
+    /// Rows at the end that stand for drafts.
+    pub drafts: usize,
 }
 
-/// Plans a step of about `budget` rows over sequences of (positions computed, tokens known), oldest first. Decoding
-/// sequences always get their row, so that a long prompt stalls nobody for more than one step; the first prompt always gets at
+/// What is known of a sequence before a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Positions computed.
+    pub computed: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Drafts to verify, only where one token is not computed yet.
+    pub drafts: usize,
+}
+
+/// Plans a step of about `budget` rows over sequences, oldest first. Decoding
+/// sequences always get their rows, so that a long prompt stalls nobody for more than one step; the first prompt always gets at
 /// least one, so that decoding starves nobody either.
-pub fn plan(sequences: &[(usize, usize)], budget: usize) -> Vec<Planned> {
-    let pending = |i: usize| sequences[i].1 - sequences[i].0;
-    let decoding: Vec<usize> = (0..sequences.len()).filter(|i| pending(*i) == 1).collect();
-    let mut room = budget.saturating_sub(decoding.len()).max(1);
+pub fn plan(sequences: &[Known], budget: usize) -> Vec<Planned> {
+    let pending = |s: &Known| s.tokens - s.computed;
+    let decoding = sequences.iter().filter(|s| pending(s) == 1);
+    let mut room = budget.saturating_sub(decoding.map(|s| 1 + s.drafts).sum()).max(1);
     let mut out = Vec::with_capacity(sequences.len());
-    for (index, (start, _)) in sequences.iter().enumerate() {
-        let len = match pending(index) {
-            1 => 1,
+    for (index, sequence) in sequences.iter().enumerate() {
+        let len = match pending(sequence) {
+            1 => 1 + sequence.drafts,
             n => {
                 let len = n.min(room);
                 room -= len;
@@ -29,7 +42,7 @@ pub fn plan(sequences: &[(usize, usize)], budget: usize) -> Vec<Planned> {
             }
         };
         if len > 0 {
-            out.push(Planned { index, start: *start, len });
+            out.push(Planned { index, start: sequence.computed, len, drafts: sequence.drafts });
         }
     }
     out
@@ -39,16 +52,21 @@ pub fn plan(sequences: &[(usize, usize)], budget: usize) -> Vec<Planned> {
 mod tests {
     use super::*;
 
+    fn lengths(sequences: &[(usize, usize, usize)], budget: usize) -> Vec<(usize, usize, usize)> {
+        let known: Vec<Known> =
+            sequences.iter().map(|(computed, tokens, drafts)| Known { computed: *computed, tokens: *tokens, drafts: *drafts }).collect();
+        plan(&known, budget).iter().map(|p| (p.index, p.start, p.len)).collect()
+    }
+
     #[test]
     fn decodes_come_first_and_prompts_share_the_rest() {
-        let planned = plan(&[(0, 100), (50, 51), (10, 40)], 64);
-        assert_eq!(planned, [Planned { index: 0, start: 0, len: 63 }, Planned { index: 1, start: 50, len: 1 },]);
-        let planned = plan(&[(63, 100), (51, 52), (10, 40)], 64);
-        assert_eq!(planned.iter().map(|p| p.len).collect::<Vec<_>>(), [37, 1, 26]);
+        assert_eq!(lengths(&[(0, 100, 0), (50, 51, 0), (10, 40, 0)], 64), [(0, 0, 63), (1, 50, 1)]);
+        assert_eq!(lengths(&[(63, 100, 0), (51, 52, 0), (10, 40, 0)], 64), [(0, 63, 37), (1, 51, 1), (2, 10, 26)]);
+        assert_eq!(lengths(&[(0, 100, 0), (50, 51, 3), (10, 40, 0)], 64), [(0, 0, 60), (1, 50, 4)]);
     }
 
     #[test]
     fn nobody_starves_when_the_budget_is_short() {
-        assert_eq!(plan(&[(1, 2), (3, 4), (0, 9)], 1).iter().map(|p| p.len).collect::<Vec<_>>(), [1, 1, 1]);
+        assert_eq!(lengths(&[(1, 2, 0), (3, 4, 7), (0, 9, 0)], 1), [(0, 1, 1), (1, 3, 8), (2, 0, 1)]);
     }
 }

@@ -4,13 +4,19 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use mlxcel_model::drafters::{Ask, Candidate};
 use mlxcel_text::{Detokenizer, Tokenizer};
 
 use crate::cache::pages::PageTable;
 use crate::cache::states::Slot;
 use crate::request::{Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
 use crate::sample::{History, SampleError, Sampled, Sampler};
+use crate::speculate::width::Width;
+use crate::speculate::{Coupling, Rounds};
 use crate::stop::StopStrings;
+
+/// Added to the seed of drafts that are not to share the request's noise.
+const OTHER_NOISE: u64 = 0x5bd1_e995;
 
 /// State of a request between steps.
 pub struct Sequence {
@@ -23,6 +29,13 @@ pub struct Sequence {
     pub pages: PageTable,
     /// The slot of its recurrent state; `None` only before it runs.
     pub state: Option<Slot>,
+    /// The block width it asked for.
+    pub block_size: Option<usize>,
+    /// Chooses the width of its rounds; `None` = it does not draft.
+    pub width: Option<Width>,
+    /// What its rounds came to.
+    pub rounds: Rounds,
+    idle: bool,
     sampler: Sampler,
     detokenizer: Detokenizer,
     stops: StopStrings,
@@ -55,6 +68,10 @@ impl Sequence {
             cached: 0,
             pages,
             state: None,
+            block_size: request.block_size,
+            width: None,
+            rounds: Rounds::default(),
+            idle: false,
             sampler: Sampler::new(request.sampling, vocab)?,
             detokenizer: Detokenizer::new(tokenizer, !request.show_special),
             stops: StopStrings::new(request.stop)?,
@@ -69,6 +86,52 @@ impl Sequence {
     /// Notes that the first rows are about to be computed.
     pub fn start_clock(&mut self) {
         self.started.get_or_insert_with(Instant::now);
+    }
+
+    /// True when only its newest token has not been through the model.
+    pub fn is_decoding(&self) -> bool {
+        self.history.len() == self.computed + 1
+    }
+
+    /// Notes whether its controller wants drafts.
+    pub fn set_idle(&mut self, idle: bool) {
+        self.idle = idle;
+    }
+
+    /// True when its controller wants no drafts for now.
+    pub fn is_idle(&self) -> bool {
+        self.idle
+    }
+
+    /// Tokens it may still generate.
+    pub fn remaining(&self) -> usize {
+        self.max_tokens - self.history.generated().len()
+    }
+
+    /// Whether this token ends the answer.
+    pub fn ends_with(&self, token: u32) -> bool {
+        self.stop_ids.contains(&token)
+    }
+
+    /// Whether tokens are chosen by the largest logit alone.
+    pub fn takes_the_largest(&self) -> bool {
+        self.sampler.takes_the_largest()
+    }
+
+    /// Asks for `count` drafts.
+    pub fn ask(&self, count: usize, candidates: usize) -> Ask<'_> {
+        let slot = self.state.as_ref().expect("a running sequence has a slot").number();
+        Ask { slot, tokens: self.history.tokens(), tables: self.pages.tables(), count, candidates }
+    }
+
+    /// The draft after `drafted`.
+    pub fn draft(&self, candidates: &[Candidate], drafted: &[u32], coupling: Coupling) -> Option<u32> {
+        let seed = match coupling {
+            Coupling::Coupled => None,
+            Coupling::Greedy => return candidates.first().map(|c| c.token),
+            Coupling::Independent => Some(self.sampler.params().seed.wrapping_add(OTHER_NOISE)),
+        };
+        self.sampler.draft(candidates, self.history.len() + drafted.len(), &self.history, drafted, seed)
     }
 
     /// Chooses the next token from the logits of the last position and appends it.
@@ -131,6 +194,7 @@ impl Sequence {
             cached_tokens: self.cached,
             completion_tokens: self.history.generated().len(),
             timings: Timings { prefill: seconds(self.started, self.first), decode: seconds(self.first, self.last) },
+            rounds: self.rounds,
         })
     }
 }

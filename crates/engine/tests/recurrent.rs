@@ -162,6 +162,9 @@ fn a_state_that_is_not_taken_back_is_seen() {
         fn take_back(&mut self, _: usize, _: usize) -> bool {
             true
         }
+        fn keep_hidden(&mut self, rows: mlxcel_model::drafters::HiddenRows) {
+            self.0.keep_hidden(rows);
+        }
         fn save_state(&self, slot: usize) -> Option<mlxcel_model::Snapshot> {
             self.0.save_state(slot)
         }

@@ -3,7 +3,7 @@
 //! What differs between the sizes is in the configuration: window and full layers with their own head sizes and rotary
 //! embeddings, K = V, layers that share an earlier layer's K/V, per-layer embeddings, experts beside the dense MLP.
 
-use mlxcel_checkpoint::gemma4::{Gemma4Config, Gemma4TextConfig};
+use mlxcel_checkpoint::gemma4::{Gemma4Config, Gemma4TextConfig, LayerType};
 use mlxcel_checkpoint::{Checkpoint, Weights};
 use mlxcel_compute::{Activation, Backend, Batch, KvGroup, KvShape, KvSlot, StateLayout};
 
@@ -36,7 +36,8 @@ struct PerLayer<B: Backend> {
     per_layer_projection_norm: B::Vector,  // [width]
 }
 
-struct Layer<B: Backend> {
+/// One decoder layer.
+pub(crate) struct Layer<B: Backend> {
     input_layernorm: B::Vector, // [hidden]
     self_attn: Attention<B>,
     post_attention_layernorm: B::Vector,  // [hidden]
@@ -46,13 +47,16 @@ struct Layer<B: Backend> {
     post_feedforward_layernorm: B::Vector, // [hidden]
     per_layer: Option<LayerInput<B>>,
     layer_scalar: f32,
-    rotation: usize, // index into Gemma4::rotations
+    rotation: usize, // which of the distinct rotary embeddings
+    hidden: usize,
+    eps: f32,
 }
 
 struct LayerInput<B: Backend> {
     per_layer_input_gate: B::Weight,      // [width, hidden]
     per_layer_projection: B::Weight,      // [hidden, width]
     post_per_layer_input_norm: B::Vector, // [hidden]
+    width: usize,
 }
 
 fn facts(config: &Gemma4Config) -> Facts<'_> {
@@ -95,6 +99,20 @@ fn kv_layout(config: &Gemma4TextConfig) -> (Vec<KvGroup>, Vec<KvSlot>) {
     (layout, slots)
 }
 
+/// The distinct rotary embeddings' frequencies, and which of them each layer uses.
+pub(crate) fn rotations(config: &Gemma4TextConfig) -> (Vec<Vec<f32>>, Vec<usize>) {
+    let mut frequencies: Vec<Vec<f32>> = Vec::new();
+    let of_layer = (0..config.num_hidden_layers).map(|l| {
+        let wanted = rope::frequencies(config.rope(l), config.head_dim(l));
+        frequencies.iter().position(|f| *f == wanted).unwrap_or_else(|| {
+            frequencies.push(wanted);
+            frequencies.len() - 1
+        })
+    });
+    let of_layer = of_layer.collect();
+    (frequencies, of_layer)
+}
+
 impl<B: Backend> Gemma4<B> {
     /// Reads the text stack of a checkpoint. Towers for other media are left alone.
     ///
@@ -119,16 +137,10 @@ impl<B: Backend> Gemma4<B> {
             })
         };
         let (kv_layout, slots) = kv_layout(&config);
-        let mut frequencies: Vec<Vec<f32>> = Vec::new();
-        let mut layers = Vec::with_capacity(count);
-        for (l, slot) in slots.iter().enumerate() {
-            let wanted = rope::frequencies(config.rope(l), config.head_dim(l));
-            let rotation = frequencies.iter().position(|f| *f == wanted).unwrap_or_else(|| {
-                frequencies.push(wanted);
-                frequencies.len() - 1
-            });
-            layers.push(Layer::load(&load.sub(&format!("layers.{l}.")), &config, l, *slot, rotation)?);
-        }
+        let (frequencies, rotations) = rotations(&config);
+        let layers = (0..count)
+            .map(|l| Layer::load(&load.sub(&format!("layers.{l}.")), &config, l, slots[l], rotations[l]))
+            .collect::<Result<_, _>>()?;
         let lm_head = match config.tie_word_embeddings {
             true => None,
             false => Some(load.lm_head(vocab, hidden)?),
@@ -150,26 +162,58 @@ impl<B: Backend> Gemma4<B> {
         })
     }
 
+    /// What a drafter must know of the sizes.
+    pub(crate) fn config(&self) -> &Gemma4TextConfig {
+        &self.config
+    }
+
+    /// Cache place of the K/V that a drafter's layers of a type read: the last layer of that type with K/V of its own.
+    pub(crate) fn shared_kv(&self, kind: LayerType) -> Option<KvSlot> {
+        self.config.last_caching(kind).map(|layer| kv_layout(&self.config).1[layer])
+    }
+
+    /// Scaled embeddings `[rows, hidden]`.
+    pub(crate) fn embed(&self, backend: &B, tokens: &[u32]) -> B::Buffer {
+        let hidden = self.config.hidden_size;
+        let mut x = backend.buffer(tokens.len(), hidden);
+        backend.embed(&self.embed_tokens, tokens, (hidden as f32).sqrt(), &mut x);
+        x
+    }
+
     /// Per-layer inputs `[rows, layers * width]` (§2.9), from the scaled embeddings.
-    fn per_layer_inputs(&self, backend: &B, per_layer: &PerLayer<B>, batch: &Batch, h: &B::Buffer) -> B::Buffer {
+    fn per_layer_inputs(
+        &self,
+        backend: &B,
+        per_layer: &PerLayer<B>,
+        batch: &Batch,
+        h: &B::Buffer,
+        tap: &mut Option<&mut dyn Tap>,
+    ) -> B::Buffer {
+        let mut see = |op: &'static str, buffer: &B::Buffer| show(tap, backend, None, op, buffer);
         let width = self.config.hidden_size_per_layer_input;
         let (rows, all) = (batch.rows(), self.config.num_hidden_layers * width);
         let mut raw = backend.buffer(rows, all);
         backend.linear(h, &[&per_layer.per_layer_model_projection], &mut [&mut raw]);
+        see("per_layer_model_projection", &raw);
         // The factor comes before the norm because of the norm's epsilon.
         backend.scale(&mut raw, None, (self.config.hidden_size as f32).sqrt().recip());
+        see("per_layer_scale", &raw);
         let mut ple = backend.buffer(rows, all);
         let eps = self.config.rms_norm_eps as f32;
         backend.rms_norm(&raw, width, Some(&per_layer.per_layer_projection_norm), eps, &mut ple);
+        see("per_layer_projection_norm", &ple);
         let mut tokens = raw;
         backend.embed(&per_layer.embed_tokens_per_layer, batch.tokens(), (width as f32).sqrt(), &mut tokens);
+        see("embed_tokens_per_layer", &tokens);
         backend.add(&mut ple, &tokens, 0.5f32.sqrt());
+        see("per_layer_inputs", &ple);
         ple
     }
 }
 
 impl<B: Backend> Layer<B> {
-    fn load(
+    /// Reads layer `layer` of a configuration; `slot` is the place of its K/V, `rotation` one of [`rotations`].
+    pub(crate) fn load(
         load: &Loader<'_, B>,
         config: &Gemma4TextConfig,
         layer: usize,
@@ -205,6 +249,7 @@ impl<B: Backend> Layer<B> {
                 per_layer_input_gate: load.linear("per_layer_input_gate", width, hidden)?,
                 per_layer_projection: load.linear("per_layer_projection", hidden, width)?,
                 post_per_layer_input_norm: load.vector("post_per_layer_input_norm.weight", hidden)?,
+                width,
             })
         });
         Ok(Layer {
@@ -218,7 +263,57 @@ impl<B: Backend> Layer<B> {
             per_layer: per_layer.transpose()?,
             layer_scalar: load.scalar("layer_scalar")?,
             rotation,
+            hidden,
+            eps,
         })
+    }
+
+    /// Runs the layer on `x` `[rows, hidden]`, in place. `rotations` are the angles of the batch for each of [`rotations`], `ple`
+    /// the per-layer inputs of all layers; `l` is the layer's own index.
+    #[allow(clippy::too_many_arguments, reason = "the operands of a layer, and who looks")]
+    pub(crate) fn forward(
+        &self,
+        backend: &B,
+        kv: &mut B::Kv,
+        batch: &Batch,
+        x: &mut B::Buffer,
+        rotations: &[B::Buffer],
+        ple: Option<&B::Buffer>,
+        l: usize,
+        tap: &mut Option<&mut dyn Tap>,
+    ) {
+        let (rows, hidden, eps) = (batch.rows(), self.hidden, self.eps);
+        let mut normed = backend.buffer(rows, hidden);
+        backend.rms_norm(x, hidden, Some(&self.input_layernorm), eps, &mut normed);
+        show(tap, backend, Some(l), "input_norm", &normed);
+        let mixed = self.self_attn.forward(backend, kv, batch, &normed, &rotations[self.rotation], l, tap);
+        show(tap, backend, Some(l), "attention", &mixed);
+        backend.add_rms_norm(x, &mixed, &self.post_attention_layernorm, eps, 1.0);
+        show(tap, backend, Some(l), "post_attention_norm", x);
+
+        backend.rms_norm(x, hidden, Some(&self.pre_feedforward_layernorm), eps, &mut normed);
+        show(tap, backend, Some(l), "pre_feedforward_norm", &normed);
+        let mut f = self.mlp.forward(backend, &normed, rows, l, tap);
+        show(tap, backend, Some(l), "mlp", &f);
+        if let Some(moe) = &self.moe {
+            f = moe.forward(backend, x, &f, rows, l, tap);
+            show(tap, backend, Some(l), "moe", &f);
+        }
+        let last = if self.per_layer.is_none() { self.layer_scalar } else { 1.0 };
+        backend.add_rms_norm(x, &f, &self.post_feedforward_layernorm, eps, last);
+
+        if let (Some(input), Some(ple)) = (&self.per_layer, ple) {
+            show(tap, backend, Some(l), "post_feedforward_norm", x);
+            let mut gate = backend.buffer(rows, input.width);
+            backend.linear(x, &[&input.per_layer_input_gate], &mut [&mut gate]);
+            show(tap, backend, Some(l), "per_layer_input_gate", &gate);
+            backend.activate_mul(&mut gate, Activation::GeluTanh, ple, l * input.width);
+            show(tap, backend, Some(l), "per_layer_gated", &gate);
+            backend.linear(&gate, &[&input.per_layer_projection], &mut [&mut f]);
+            show(tap, backend, Some(l), "per_layer_projection", &f);
+            backend.add_rms_norm(x, &f, &input.post_per_layer_input_norm, eps, self.layer_scalar);
+        }
+        show(tap, backend, Some(l), "output", x);
     }
 }
 
@@ -240,17 +335,14 @@ impl<B: Backend> Network<B> for Gemma4<B> {
         memory.hidden.rows = None;
         let config = &self.config;
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps as f32);
-        let mut x = backend.buffer(batch.rows(), hidden);
-        backend.embed(&self.embed_tokens, batch.tokens(), (hidden as f32).sqrt(), &mut x);
+        let mut x = self.embed(backend, batch.tokens());
         show(tap, backend, None, "embed", &x);
-        let mut ple = self.per_layer.as_ref().map(|p| self.per_layer_inputs(backend, p, batch, &x));
-        if let Some(ple) = &ple {
-            show(tap, backend, None, "per_layer_inputs", ple);
-        }
+        let mut ple = self.per_layer.as_ref().map(|p| self.per_layer_inputs(backend, p, batch, &x, tap));
         let angles = |batch: &Batch| -> Vec<B::Buffer> {
             self.rotations.iter().map(|f| backend.rope_angles(batch.positions(), 1, &[], f)).collect()
         };
         let mut rotations = angles(batch);
+        rotations.iter().for_each(|angles| show(tap, backend, None, "rope_angles", angles));
         // Sharing layers write no cache: from the first of them on, only the wanted rows matter.
         let wanted = batch.select(batch.wanted());
         let mut batch = batch;
@@ -265,32 +357,7 @@ impl<B: Backend> Network<B> for Gemma4<B> {
                 batch = &wanted;
                 rotations = angles(batch);
             }
-            let rows = batch.rows();
-            let mut normed = backend.buffer(rows, hidden);
-            backend.rms_norm(&x, hidden, Some(&layer.input_layernorm), eps, &mut normed);
-            let mixed = layer.self_attn.forward(backend, &mut memory.kv, batch, &normed, &rotations[layer.rotation]);
-            show(tap, backend, Some(l), "attention", &mixed);
-            backend.add_rms_norm(&mut x, &mixed, &layer.post_attention_layernorm, eps, 1.0);
-
-            backend.rms_norm(&x, hidden, Some(&layer.pre_feedforward_layernorm), eps, &mut normed);
-            let mut f = layer.mlp.forward(backend, &normed, rows);
-            show(tap, backend, Some(l), "mlp", &f);
-            if let Some(moe) = &layer.moe {
-                f = moe.forward(backend, &x, &f, rows);
-                show(tap, backend, Some(l), "moe", &f);
-            }
-            let last = if layer.per_layer.is_none() { layer.layer_scalar } else { 1.0 };
-            backend.add_rms_norm(&mut x, &f, &layer.post_feedforward_layernorm, eps, last);
-
-            if let (Some(input), Some(ple)) = (&layer.per_layer, &ple) {
-                let width = config.hidden_size_per_layer_input;
-                let mut gate = backend.buffer(rows, width);
-                backend.linear(&x, &[&input.per_layer_input_gate], &mut [&mut gate]);
-                backend.activate_mul(&mut gate, Activation::GeluTanh, ple, l * width);
-                backend.linear(&gate, &[&input.per_layer_projection], &mut [&mut f]);
-                backend.add_rms_norm(&mut x, &f, &input.post_per_layer_input_norm, eps, layer.layer_scalar);
-            }
-            show(tap, backend, Some(l), "output", &x);
+            layer.forward(backend, &mut memory.kv, batch, &mut x, &rotations, ple.as_ref(), l, tap);
         }
         if wanted.is_empty() {
             return backend.buffer(0, config.vocab_size);
@@ -304,6 +371,7 @@ impl<B: Backend> Network<B> for Gemma4<B> {
         let mut logits = backend.buffer(wanted.rows(), config.vocab_size);
         backend.linear(&normed, &[self.lm_head.as_ref().unwrap_or(&self.embed_tokens)], &mut [&mut logits]);
         if let Some(cap) = config.final_logit_softcapping {
+            show(tap, backend, None, "lm_head", &logits);
             backend.softcap(&mut logits, cap as f32);
         }
         show(tap, backend, None, "logits", &logits);

@@ -130,15 +130,19 @@ impl<B: Backend> Network<B> for Llama<B> {
         backend.embed(&self.embed_tokens, batch.tokens(), 1.0, &mut x);
         show(tap, backend, None, "embed", &x);
         let angles = backend.rope_angles(batch.positions(), 1, &[], &self.rotation);
+        show(tap, backend, None, "rope_angles", &angles);
         let mut normed = backend.buffer(rows, hidden);
         for (l, layer) in self.layers.iter().enumerate() {
             backend.rms_norm(&x, hidden, Some(&layer.input_layernorm), eps, &mut normed);
-            let mixed = layer.self_attn.forward(backend, &mut memory.kv, batch, &normed, &angles);
+            show(tap, backend, Some(l), "input_norm", &normed);
+            let mixed = layer.self_attn.forward(backend, &mut memory.kv, batch, &normed, &angles, l, tap);
             show(tap, backend, Some(l), "attention", &mixed);
             backend.add(&mut x, &mixed, 1.0);
+            show(tap, backend, Some(l), "attention_residual", &x);
 
             backend.rms_norm(&x, hidden, Some(&layer.post_attention_layernorm), eps, &mut normed);
-            let f = layer.mlp.forward(backend, &normed, rows);
+            show(tap, backend, Some(l), "post_attention_norm", &normed);
+            let f = layer.mlp.forward(backend, &normed, rows, l, tap);
             show(tap, backend, Some(l), "mlp", &f);
             backend.add(&mut x, &f, 1.0);
             show(tap, backend, Some(l), "output", &x);

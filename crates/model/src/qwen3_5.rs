@@ -44,7 +44,8 @@ enum Mixer<B: Backend> {
     Delta(DeltaNet<B>),
 }
 
-enum Ffn<B: Backend> {
+/// The feed-forward part of a layer.
+pub(crate) enum Ffn<B: Backend> {
     Dense(Mlp<B>),
     Sparse(SharedMoe<B>),
 }
@@ -138,9 +139,20 @@ impl<B: Backend> Qwen3_5<B> {
             state_layout,
         })
     }
+
+    /// The embedding, which a drafting head shares.
+    pub(crate) fn embedding(&self) -> &B::Weight {
+        &self.embed_tokens
+    }
+
+    /// The output matrix, which a drafting head shares.
+    pub(crate) fn lm_head(&self) -> &B::Weight {
+        self.output.head(&self.embed_tokens)
+    }
 }
 
-fn attention(config: &Qwen3_5TextConfig, slot: KvSlot) -> Shape {
+/// Gated attention at its place in a cache.
+pub(crate) fn attention(config: &Qwen3_5TextConfig, slot: KvSlot) -> Shape {
     Shape {
         hidden: config.hidden_size,
         heads: config.num_attention_heads,
@@ -161,7 +173,8 @@ fn attention(config: &Qwen3_5TextConfig, slot: KvSlot) -> Shape {
 }
 
 impl<B: Backend> Ffn<B> {
-    fn load(load: &Loader<'_, B>, config: &Qwen3_5TextConfig) -> Result<Self, ModelError> {
+    /// Reads the tensors under `mlp.`.
+    pub(crate) fn load(load: &Loader<'_, B>, config: &Qwen3_5TextConfig) -> Result<Self, ModelError> {
         let hidden = config.hidden_size;
         Ok(match &config.moe {
             None => Ffn::Dense(Mlp::load(load, hidden, config.intermediate_size, Activation::Silu)?),
@@ -171,6 +184,21 @@ impl<B: Backend> Ffn<B> {
                 Ffn::Sparse(SharedMoe::load(load, sizes, moe.shared_expert_intermediate_size)?)
             }
         })
+    }
+
+    /// `[rows, hidden]` to `[rows, hidden]`; `layer` is what the tap is told.
+    pub(crate) fn forward(
+        &self,
+        backend: &B,
+        x: &B::Buffer,
+        rows: usize,
+        layer: usize,
+        tap: &mut Option<&mut dyn Tap>,
+    ) -> B::Buffer {
+        match self {
+            Ffn::Dense(mlp) => mlp.forward(backend, x, rows, layer, tap),
+            Ffn::Sparse(moe) => moe.forward(backend, x, rows, layer, tap),
+        }
     }
 }
 
@@ -199,21 +227,24 @@ impl<B: Backend> Network<B> for Qwen3_5<B> {
         let (axes, positions) = batch.rope_positions();
         let axis: &[u8] = if axes == 1 { &[] } else { &self.axes };
         let angles = backend.rope_angles(positions, axes, axis, &self.frequencies);
+        show(tap, backend, None, "rope_angles", &angles);
         let mut normed = backend.buffer(rows, hidden);
         for (l, layer) in self.layers.iter().enumerate() {
             backend.rms_norm(&x, hidden, Some(&layer.input_layernorm), eps, &mut normed);
+            show(tap, backend, Some(l), "input_norm", &normed);
             let mixed = match &layer.mixer {
-                Mixer::Attention(attention) => attention.forward(backend, &mut memory.kv, batch, &normed, &angles),
+                Mixer::Attention(attention) => {
+                    attention.forward(backend, &mut memory.kv, batch, &normed, &angles, l, tap)
+                }
                 Mixer::Delta(delta) => delta.forward(backend, &mut memory.state, &normed, rows, l, tap),
             };
             show(tap, backend, Some(l), "mixer", &mixed);
             backend.add(&mut x, &mixed, 1.0);
+            show(tap, backend, Some(l), "mixer_residual", &x);
 
             backend.rms_norm(&x, hidden, Some(&layer.post_attention_layernorm), eps, &mut normed);
-            let f = match &layer.mlp {
-                Ffn::Dense(mlp) => mlp.forward(backend, &normed, rows),
-                Ffn::Sparse(moe) => moe.forward(backend, &normed, rows),
-            };
+            show(tap, backend, Some(l), "post_attention_norm", &normed);
+            let f = layer.mlp.forward(backend, &normed, rows, l, tap);
             show(tap, backend, Some(l), "mlp", &f);
             backend.add(&mut x, &f, 1.0);
             show(tap, backend, Some(l), "output", &x);

@@ -32,7 +32,9 @@ pub struct Family<B: Backend> {
     pub drafter_types: &'static [&'static str],
     /// Whether a target's checkpoint holds a drafting head of its own.
     pub has_head: fn(&Checkpoint) -> bool,
-    /// Builds model and head on a backend.
+    /// Checks that a head fits a target, before any weight is read.
+    pub check: fn(&Checkpoint, &Checkpoint) -> Result<(), ModelError>,
+    /// Builds model and head on a backend; the two were checked.
     pub load: Load<B>,
 }
 
@@ -44,10 +46,8 @@ pub fn families<B: Backend>() -> [Family<B>; 3] {
             model_types: &["gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
             drafter_types: &["gemma4_assistant", "gemma4_unified_assistant"],
             has_head: |_| false,
+            check: gemma4_assistant::check,
             load: |checkpoint, head, backend| {
-                if let Some(head) = head {
-                    gemma4_assistant::check(checkpoint, head)?;
-                }
                 let network = Gemma4::load(checkpoint, &*backend)?;
                 let model = LoadedModel::new(backend, network);
                 let drafter = head.map(|head| gemma4_assistant::load(head, &model)).transpose()?;
@@ -59,6 +59,7 @@ pub fn families<B: Backend>() -> [Family<B>; 3] {
             model_types: &["llama", "mistral", "qwen2", "qwen3"],
             drafter_types: &[],
             has_head: |_| false,
+            check: |_, _| Ok(()),
             load: |checkpoint, _, backend| {
                 let network = Llama::load(checkpoint, &*backend)?;
                 Ok(Pair { model: Box::new(LoadedModel::new(backend, network)), drafter: None })
@@ -69,10 +70,8 @@ pub fn families<B: Backend>() -> [Family<B>; 3] {
             model_types: &mlxcel_checkpoint::qwen3_5::MODEL_TYPES,
             drafter_types: &["qwen3_5_mtp"],
             has_head: qwen3_5_mtp::is_inside,
+            check: qwen3_5_mtp::check,
             load: |checkpoint, head, backend| {
-                if let Some(head) = head {
-                    qwen3_5_mtp::check(checkpoint, head)?;
-                }
                 let network = Qwen3_5::load(checkpoint, &*backend)?;
                 let model = LoadedModel::new(backend, network);
                 let drafter = head.map(|head| qwen3_5_mtp::load(head, &model)).transpose()?;
@@ -97,9 +96,8 @@ pub fn load<B: Backend>(checkpoint: &Checkpoint, backend: Arc<B>) -> Result<Box<
 /// # Errors
 /// [`ModelError::Mismatch`], [`ModelError::NoDrafter`], and what either loader finds wrong.
 pub fn load_pair<B: Backend>(target: &Checkpoint, draft: &Checkpoint, backend: Arc<B>) -> Result<Pair, ModelError> {
-    match draft_kind::<B>(target, draft)? {
+    match check_pair::<B>(target, draft)? {
         DraftKind::Classic => {
-            Classic::check(target, draft)?;
             let model = load(target, Arc::clone(&backend))?;
             let drafter = Classic::new(load(draft, backend)?);
             Ok(Pair { model, drafter: Some(Box::new(drafter)) })
@@ -140,6 +138,24 @@ pub fn draft_kind<B: Backend>(target: &Checkpoint, draft: &Checkpoint) -> Result
     }
     self::family::<B>(draft)?;
     Ok(DraftKind::Classic)
+}
+
+/// [`draft_kind`], and everything that can be said about how the two fit without reading a weight.
+///
+/// # Errors
+/// As [`load_pair`].
+pub fn check_pair<B: Backend>(target: &Checkpoint, draft: &Checkpoint) -> Result<DraftKind, ModelError> {
+    let kind = draft_kind::<B>(target, draft)?;
+    match kind {
+        DraftKind::Classic => Classic::check(target, draft)?,
+        DraftKind::Mtp | DraftKind::Ngram => (family::<B>(target)?.check)(target, draft)?,
+    }
+    Ok(kind)
+}
+
+/// Whether a target's checkpoint holds a drafting head of its own.
+pub fn has_head<B: Backend>(target: &Checkpoint) -> bool {
+    family::<B>(target).is_ok_and(|family| (family.has_head)(target))
 }
 
 fn model_type(checkpoint: &Checkpoint) -> &str {

@@ -25,7 +25,8 @@ pub trait Tap {
     fn see(&mut self, site: Site, values: &[f32]);
 }
 
-/// Shows a buffer to the tap, if there is one.
+/// Shows a buffer to the tap, if there is one. What each verb writes is shown where it is written, so that a first difference
+/// names the verb: a buffer that is worked on in place is shown each time, under its own name.
 pub fn show<B: mlxcel_compute::Backend>(
     tap: &mut Option<&mut dyn Tap>,
     backend: &B,

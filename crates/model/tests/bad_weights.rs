@@ -25,19 +25,18 @@ fn undamaged_copies_run() {
 
 #[test]
 fn damage_in_scales_and_biases_is_found_in_its_layer() {
-    damaged(DEMO, "layers.0.self_attn.q_proj.scales", 5, "layer 0, attention");
-    damaged(DEMO, "layers.7.self_attn.k_proj.biases", 3, "layer 7, attention");
-    damaged(DEMO, "layers.6.self_attn.v_proj.scales", 1, "layer 6, attention");
-    damaged(DEMO, "layers.3.mlp.gate_proj.scales", 100, "layer 3, mlp");
-    damaged(DEMO, "layers.8.mlp.down_proj.scales", 0, "layer 8, mlp");
+    damaged(DEMO, "layers.0.self_attn.q_proj.scales", 5, "layer 0, q_proj");
+    damaged(DEMO, "layers.7.self_attn.k_proj.biases", 3, "layer 7, k_proj");
+    damaged(DEMO, "layers.6.self_attn.v_proj.scales", 1, "layer 6, v_proj");
+    damaged(DEMO, "layers.3.mlp.gate_proj.scales", 100, "layer 3, gate_up");
+    damaged(DEMO, "layers.8.mlp.down_proj.scales", 0, "layer 8, down_proj");
 }
 
 #[test]
 fn damage_in_norms_is_found_in_its_layer() {
-    damaged(DEMO, "layers.4.input_layernorm.weight", 17, "layer 4, attention");
-    damaged(DEMO, "layers.1.self_attn.k_norm.weight", 2, "layer 1, attention");
-    // A norm shows in the next operation that reads it.
-    damaged(DEMO, "layers.2.post_attention_layernorm.weight", 0, "layer 2, mlp");
+    damaged(DEMO, "layers.4.input_layernorm.weight", 17, "layer 4, input_norm");
+    damaged(DEMO, "layers.1.self_attn.k_norm.weight", 2, "layer 1, k_norm");
+    damaged(DEMO, "layers.2.post_attention_layernorm.weight", 0, "layer 2, post_attention_norm");
     damaged(DEMO, "layers.9.post_feedforward_layernorm.weight", 383, "layer 9, output");
     damaged(DEMO, "layers.5.layer_scalar", 0, "layer 5, output");
     damaged(DEMO, "model.norm.weight", 9, "norm");
@@ -47,19 +46,19 @@ fn damage_in_norms_is_found_in_its_layer() {
 fn damage_in_the_embedding_is_found_going_in_or_coming_out() {
     let groups = 384 / 64;
     damaged(DEMO, "embed_tokens.scales", PROMPT[1] as usize * groups, "embed");
-    damaged(DEMO, "embed_tokens.scales", 3000 * groups + 1, "logits");
+    damaged(DEMO, "embed_tokens.scales", 3000 * groups + 1, "lm_head");
     damaged("gemma4/dense", "embed_tokens.weight", PROMPT[2] as usize * 64 + 5, "embed");
-    damaged("gemma4/dense", "embed_tokens.weight", 100 * 64 + 5, "logits");
-    damaged("gemma4/e2b", "embed_tokens_per_layer.weight", PROMPT[3] as usize * 6 * 32, "per_layer_inputs");
+    damaged("gemma4/dense", "embed_tokens.weight", 100 * 64 + 5, "lm_head");
+    damaged("gemma4/e2b", "embed_tokens_per_layer.weight", PROMPT[3] as usize * 6 * 32, "embed_tokens_per_layer");
 }
 
 #[test]
 fn damage_in_experts_and_routers_is_found_in_its_layer() {
-    damaged("gemma4/moe-mlx-q4", "layers.1.router.proj.scales", 3, "layer 1, moe");
-    damaged("gemma4/moe-mlx-q4", "layers.2.router.scale", 3, "layer 2, moe");
-    damaged("gemma4/moe", "layers.1.router.proj.weight", 3 * 64 + 1, "layer 1, moe");
+    damaged("gemma4/moe-mlx-q4", "layers.1.router.proj.scales", 3, "layer 1, router");
+    damaged("gemma4/moe-mlx-q4", "layers.2.router.scale", 3, "layer 2, router_scale");
+    damaged("gemma4/moe", "layers.1.router.proj.weight", 3 * 64 + 1, "layer 1, router");
     damaged("gemma4/moe-mlx-q4", "layers.0.post_feedforward_layernorm_2.weight", 3, "layer 0, moe");
-    damaged("gemma4/e2b-mlx-q4", "layers.3.per_layer_input_gate.scales", 3, "layer 3, output");
+    damaged("gemma4/e2b-mlx-q4", "layers.3.per_layer_input_gate.scales", 3, "layer 3, per_layer_input_gate");
 }
 
 #[test]

@@ -24,29 +24,29 @@ fn undamaged_copies_run() {
 
 #[test]
 fn damage_is_found_in_its_layer() {
-    damaged("qwen3_5/dense", "layers.0.linear_attn.in_proj_qkv.weight", 3 * 64 + 1, "layer 0, conv");
+    damaged("qwen3_5/dense", "layers.0.linear_attn.in_proj_qkv.weight", 3 * 64 + 1, "layer 0, in_proj_qkv");
     damaged("qwen3_5/dense", "layers.1.linear_attn.conv1d.weight", 7, "layer 1, conv");
     damaged("qwen3_5/dense", "language_model.layers.2.linear_attn.A_log", 1, "layer 2, delta");
     damaged("qwen3_5/dense", "layers.0.linear_attn.dt_bias", 2, "layer 0, delta");
-    damaged("qwen3_5/dense", "layers.1.linear_attn.in_proj_a.weight", 70, "layer 1, delta");
-    damaged("qwen3_5/dense", "layers.1.linear_attn.in_proj_b.weight", 70, "layer 1, delta");
-    damaged("qwen3_5/dense", "layers.2.linear_attn.norm.weight", 3, "layer 2, gated");
-    damaged("qwen3_5/dense", "layers.0.linear_attn.out_proj.weight", 9, "layer 0, mixer");
-    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.q_proj.weight", 64 * 70, "layer 3, mixer");
-    damaged("qwen3_5/dense", "language_model.layers.1.input_layernorm.weight", 3, "layer 1, conv");
-    damaged("qwen3_5/dense", "language_model.layers.1.post_attention_layernorm.weight", 3, "layer 1, mlp");
+    damaged("qwen3_5/dense", "layers.1.linear_attn.in_proj_a.weight", 70, "layer 1, in_proj_a");
+    damaged("qwen3_5/dense", "layers.1.linear_attn.in_proj_b.weight", 70, "layer 1, in_proj_b");
+    damaged("qwen3_5/dense", "layers.2.linear_attn.norm.weight", 3, "layer 2, core_norm");
+    damaged("qwen3_5/dense", "layers.0.linear_attn.out_proj.weight", 9, "layer 0, out_proj");
+    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.q_proj.weight", 64 * 70, "layer 3, q_proj");
+    damaged("qwen3_5/dense", "language_model.layers.1.input_layernorm.weight", 3, "layer 1, input_norm");
+    damaged("qwen3_5/dense", "language_model.layers.1.post_attention_layernorm.weight", 3, "layer 1, post_attention_norm");
     damaged("qwen3_5/dense", "language_model.norm.weight", 3, "norm");
-    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.q_norm.weight", 3, "layer 3, mixer");
-    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.v_proj.weight", 3, "layer 3, mixer");
-    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.o_proj.weight", 3, "layer 3, mixer");
-    damaged("qwen3_5/dense", "language_model.layers.0.mlp.down_proj.weight", 3, "layer 0, mlp");
+    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.q_norm.weight", 3, "layer 3, q_norm");
+    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.v_proj.weight", 3, "layer 3, v_proj");
+    damaged("qwen3_5/dense", "language_model.layers.3.self_attn.o_proj.weight", 3, "layer 3, o_proj");
+    damaged("qwen3_5/dense", "language_model.layers.0.mlp.down_proj.weight", 3, "layer 0, down_proj");
     damaged("qwen3_5/dense", "embed_tokens.weight", PROMPT[1] as usize * 64 + 5, "embed");
     damaged("qwen3_5/dense", "lm_head.weight", 150 * 64 + 5, "logits");
-    damaged("qwen3_5/moe", "language_model.layers.0.mlp.shared_expert.up_proj.weight", 3, "layer 0, mlp");
-    damaged("qwen3_5/moe", "language_model.layers.1.mlp.gate.weight", 70, "layer 1, mlp");
-    damaged("qwen3_5/moe", "language_model.layers.2.mlp.shared_expert_gate.weight", 7, "layer 2, mlp");
-    damaged(DEMO, "layers.1.linear_attn.in_proj_z.scales", 5, "layer 1, gated");
-    damaged(DEMO, "layers.3.self_attn.k_proj.biases", 2, "layer 3, mixer");
+    damaged("qwen3_5/moe", "language_model.layers.0.mlp.shared_expert.up_proj.weight", 3, "layer 0, gate_up");
+    damaged("qwen3_5/moe", "language_model.layers.1.mlp.gate.weight", 70, "layer 1, router");
+    damaged("qwen3_5/moe", "language_model.layers.2.mlp.shared_expert_gate.weight", 7, "layer 2, shared_expert_gate");
+    damaged(DEMO, "layers.1.linear_attn.in_proj_z.scales", 5, "layer 1, in_proj_z");
+    damaged(DEMO, "layers.3.self_attn.k_proj.biases", 2, "layer 3, k_proj");
 }
 
 #[test]

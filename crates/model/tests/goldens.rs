@@ -19,6 +19,9 @@ fn logits_match_the_references_and_chunking_changes_no_bit() {
     entries.sort();
     for dir in entries.iter().filter(|d| d.is_dir()) {
         let name = dir.file_name().expect("name").to_string_lossy().into_owned();
+        if name.contains("-assistant") {
+            continue; // a drafter: gemma4_assistant.rs
+        }
         let golden = Golden::open(dir);
         let ids = golden.ids("input_ids");
         let want = golden.floats("logits").expect("logits");

@@ -261,9 +261,9 @@ fn heads_of_tied_models_and_rotary_buffers_are_left_alone() {
 #[test]
 fn damaged_weights_are_found_in_their_layer() {
     for (name, tensor, site) in [
-        ("llama-gqa-untied", "model.layers.1.self_attn.v_proj.weight", "layer 1, attention"),
-        ("llama-biases", "model.layers.0.mlp.gate_proj.bias", "layer 0, mlp"),
-        ("qwen3", "model.layers.2.post_attention_layernorm.weight", "layer 2, mlp"),
+        ("llama-gqa-untied", "model.layers.1.self_attn.v_proj.weight", "layer 1, v_proj"),
+        ("llama-biases", "model.layers.0.mlp.gate_proj.bias", "layer 0, gate_bias"),
+        ("qwen3", "model.layers.2.post_attention_layernorm.weight", "layer 2, post_attention_norm"),
         ("qwen3", "model.norm.weight", "norm"),
         ("mistral", "lm_head.weight", "logits"),
     ] {

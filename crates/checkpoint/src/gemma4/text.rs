@@ -179,6 +179,18 @@ impl Gemma4TextConfig {
         unified: bool,
         warnings: &mut Vec<String>,
     ) -> Result<Self> {
+        let config = Self::read_fields(fields, root, unified, warnings)?;
+        config.validate(fields)?;
+        Ok(config)
+    }
+
+    /// Reads the fields, each checked alone.
+    pub(super) fn read_fields(
+        fields: &Fields<'_>,
+        root: &Fields<'_>,
+        unified: bool,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self> {
         let size = |key: &str, default: usize| Ok::<_, crate::CheckpointError>(fields.size(key)?.unwrap_or(default));
         let flag = |key: &str, default: bool| Ok::<_, crate::CheckpointError>(fields.boolean(key)?.unwrap_or(default));
         let per_layer_config = read_overrides(fields)?;
@@ -205,7 +217,7 @@ impl Gemma4TextConfig {
             return Err(fields.error("num_hidden_layers", format!("1 to {MAX_LAYERS}")));
         }
         let vocab_size = size("vocab_size", 262_144)?;
-        let config = Self {
+        Ok(Self {
             vocab_size,
             hidden_size: size("hidden_size", 2304)?,
             num_hidden_layers,
@@ -240,9 +252,7 @@ impl Gemma4TextConfig {
             bos_token_id: if fields.is_written("bos_token_id") { fields.id("bos_token_id")? } else { Some(2) },
             eos_token_ids: if fields.is_written("eos_token_id") { fields.ids("eos_token_id")? } else { vec![1] },
             per_layer_config,
-        };
-        config.validate(fields)?;
-        Ok(config)
+        })
     }
 
     /// The first layer that reuses another's K/V; the number of layers when none does.
@@ -256,11 +266,15 @@ impl Gemma4TextConfig {
     }
 
     pub(super) fn find_kv_source(&self, layer: usize) -> Option<usize> {
-        let first = self.first_shared_layer();
-        if layer < first {
+        if layer < self.first_shared_layer() {
             return Some(layer);
         }
-        self.layer_types[..first].iter().rposition(|kind| *kind == self.layer_types[layer])
+        self.last_caching(self.layer_types[layer])
+    }
+
+    /// The last layer of a type that has K/V of its own: what sharing layers and drafters read.
+    pub fn last_caching(&self, kind: LayerType) -> Option<usize> {
+        self.layer_types[..self.first_shared_layer()].iter().rposition(|own| *own == kind)
     }
 
     /// True for a sliding-window layer.

@@ -14,6 +14,13 @@ impl Gemma4TextConfig {
         self.validate_products(fields)
     }
 
+    /// [`Self::validate`] for a drafter, all of whose layers read the target's K/V: how many heads those have is not its own to say.
+    pub(super) fn validate_drafter(&self, fields: &Fields<'_>) -> Result<()> {
+        self.validate_ranges(fields)?;
+        self.validate_head_dims(fields)?;
+        self.validate_products(fields)
+    }
+
     fn validate_ranges(&self, fields: &Fields<'_>) -> Result<()> {
         let sizes = [
             ("vocab_size", self.vocab_size),
@@ -71,23 +78,30 @@ impl Gemma4TextConfig {
         Ok(())
     }
 
-    fn validate_heads(&self, fields: &Fields<'_>) -> Result<()> {
+    fn validate_head_dims(&self, fields: &Fields<'_>) -> Result<()> {
         if let Some((layer, _)) = self.per_layer_config.iter().find(|(layer, _)| **layer >= self.num_hidden_layers) {
             let expected = format!("indices below num_hidden_layers ({})", self.num_hidden_layers);
             return Err(fields.error_found("per_layer_config", expected, format!("layer {layer}")));
         }
         for layer in 0..self.num_hidden_layers {
-            let own = |key: &str| self.name_of(layer, key);
-            let (dim, kv_heads) = (self.head_dim(layer), self.kv_heads(layer));
+            let dim = self.head_dim(layer);
             // Rotation pairs the two halves of a head.
             if dim == 0 || dim % 2 == 1 {
                 let found = format!("{dim} (layer {layer})");
-                return Err(fields.error_found(&own("head_dim"), "an even number above 0", found));
+                return Err(fields.error_found(&self.name_of(layer, "head_dim"), "an even number above 0", found));
             }
+        }
+        Ok(())
+    }
+
+    fn validate_heads(&self, fields: &Fields<'_>) -> Result<()> {
+        self.validate_head_dims(fields)?;
+        for layer in 0..self.num_hidden_layers {
+            let (dim, kv_heads) = (self.head_dim(layer), self.kv_heads(layer));
             if kv_heads == 0 || !self.num_attention_heads.is_multiple_of(kv_heads) {
                 let expected = format!("a divisor of num_attention_heads ({})", self.num_attention_heads);
                 let found = format!("{kv_heads} (layer {layer})");
-                return Err(fields.error_found(&own("num_key_value_heads"), expected, found));
+                return Err(fields.error_found(&self.name_of(layer, "num_key_value_heads"), expected, found));
             }
             let source = self.kv_source(layer);
             if (dim, kv_heads) != (self.head_dim(source), self.kv_heads(source)) {

@@ -107,6 +107,12 @@ impl States {
         if self.most > 0 && worth { boundary } else { end }
     }
 
+    /// Most rows of a block that starts at `start`: it must not run past a page boundary where plain decoding takes a snapshot, or
+    /// later turns would find less of the conversation.
+    pub fn block(&self, start: usize) -> usize {
+        if self.most > 0 { self.page_len - start % self.page_len } else { usize::MAX }
+    }
+
     /// Notes that a sequence's state now stands at `position`: takes a snapshot on a page boundary, if the budget has room for it
     /// or something cheaper to give up.
     pub fn advance(&mut self, model: &dyn Model, slot: &Slot, position: usize) {
@@ -141,11 +147,11 @@ impl States {
     }
 
     /// Brings a sequence back to `len` positions, or to the nearest place before it that can be restored; returns that place.
-    /// 0 means starting afresh.
-    pub fn return_to(&mut self, model: &mut dyn Model, slot: &Slot, len: usize) -> usize {
+    /// 0 means starting afresh. `exactly` says whether rows that are on record may be taken back.
+    pub fn return_to(&mut self, model: &mut dyn Model, slot: &Slot, len: usize, exactly: bool) -> usize {
         let snapshots = &mut self.lines[slot.0].snapshots;
         snapshots.retain(|s| s.position() <= len);
-        if !self.recurrent || model.take_back(slot.0, len) {
+        if !self.recurrent || (exactly && model.take_back(slot.0, len)) {
             return len;
         }
         let Some(snapshot) = snapshots.last() else { return 0 };

@@ -20,6 +20,7 @@
 //! Log-probabilities are those of the raw row. From bits of logits to the token, all arithmetic is plain IEEE in a
 //! fixed order, so the choice is the same on every machine.
 
+mod draft;
 mod filter;
 mod history;
 mod logprobs;

@@ -2,6 +2,8 @@
 //! every step.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod drafts;
+pub mod prompts;
 pub mod scripted;
 
 use std::collections::BTreeMap;
@@ -12,7 +14,7 @@ use mlxcel_checkpoint::Checkpoint;
 use mlxcel_compute::Backend;
 use mlxcel_cpu::{CpuBackend, Precision};
 use mlxcel_engine::sample::SamplingParams;
-use mlxcel_engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId};
+use mlxcel_engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId, Rounds};
 use mlxcel_model::{Model, registry};
 use mlxcel_text::Tokenizer;
 
@@ -106,6 +108,8 @@ pub struct Driver {
     pub engine: Engine,
     open: BTreeMap<RequestId, Open>,
     pub done: BTreeMap<RequestId, Record>,
+    /// What each request's rounds came to.
+    pub rounds: BTreeMap<RequestId, Rounds>,
 }
 
 impl Driver {
@@ -115,8 +119,12 @@ impl Driver {
 
     /// With another tokenizer than the demo's.
     pub fn over(model: Box<dyn Model>, tokenizer: Arc<Tokenizer>, options: EngineOptions) -> Self {
-        let engine = Engine::new(model, tokenizer, options).unwrap_or_else(|e| panic!("{e}"));
-        Driver { engine, open: BTreeMap::new(), done: BTreeMap::new() }
+        Self::with(Engine::new(model, tokenizer, options).unwrap_or_else(|e| panic!("{e}")))
+    }
+
+    /// Over an engine of the test's own.
+    pub fn with(engine: Engine) -> Self {
+        Driver { engine, open: BTreeMap::new(), done: BTreeMap::new(), rounds: BTreeMap::new() }
     }
 
     pub fn submit(&mut self, request: Request) -> RequestId {
@@ -198,6 +206,7 @@ impl Driver {
                     completion_tokens: end.completion_tokens,
                 };
                 let record = Record { answer, pieces: open.pieces, tail: end.text, cached_tokens: end.cached_tokens };
+                self.rounds.insert(end.id, end.rounds);
                 self.done.insert(end.id, record);
             }
         }

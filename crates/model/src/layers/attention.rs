@@ -5,6 +5,7 @@ use mlxcel_compute::{Activation, Attend, Backend, Batch, KvSlot};
 
 use super::Loader;
 use crate::ModelError;
+use crate::tap::{Tap, show};
 
 /// Sizes and place of one attention layer.
 #[derive(Clone, Copy, Debug)]
@@ -52,10 +53,14 @@ pub struct Attention<B: Backend> {
 
 /// A projection to heads and what follows it.
 struct Heads<B: Backend> {
-    proj: B::Weight,         // [heads * head_dim, hidden], twice as many outputs when gated
-    bias: Option<B::Vector>, // [outputs]
-    norm: Option<B::Vector>, // [head_dim]
+    proj: B::Weight,          // [heads * head_dim, hidden], twice as many outputs when gated
+    bias: Option<B::Vector>,  // [outputs]
+    norm: Option<B::Vector>,  // [head_dim]
+    sites: [&'static str; 2], // where bias and norm are seen
 }
+
+/// Shows what a verb wrote, under its name.
+type See<'a, B> = dyn FnMut(&'static str, &<B as Backend>::Buffer) + 'a;
 
 struct KeyValue<B: Backend> {
     k: Heads<B>,
@@ -70,17 +75,31 @@ impl<B: Backend> Heads<B> {
             proj: load.linear(&format!("{name}_proj"), outputs, shape.hidden)?,
             bias: bias.transpose()?,
             norm: norm.transpose()?,
+            sites: match name {
+                'q' => ["q_bias", "q_norm"],
+                'k' => ["k_bias", "k_norm"],
+                _ => ["v_bias", "v_norm"],
+            },
         })
     }
 
     /// Bias and norm of what the projection gave.
-    fn finish(&self, backend: &B, mut x: B::Buffer, rows: usize, width: usize, shape: &Shape) -> B::Buffer {
+    fn finish(
+        &self,
+        backend: &B,
+        mut x: B::Buffer,
+        (rows, width): (usize, usize),
+        shape: &Shape,
+        see: &mut See<'_, B>,
+    ) -> B::Buffer {
         if let Some(bias) = &self.bias {
             backend.add_vector(&mut x, bias);
+            see(self.sites[0], &x);
         }
         let Some(norm) = &self.norm else { return x };
         let mut normed = backend.buffer(rows, width);
         backend.rms_norm(&x, shape.head_dim, Some(norm), shape.eps, &mut normed);
+        see(self.sites[1], &normed);
         normed
     }
 }
@@ -106,15 +125,30 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// `x` `[rows, hidden]`, already normed, to `[rows, hidden]`. `angles` are those of the layer's rotary embedding.
-    pub fn forward(&self, backend: &B, kv: &mut B::Kv, batch: &Batch, x: &B::Buffer, angles: &B::Buffer) -> B::Buffer {
+    /// `x` `[rows, hidden]`, already normed, to `[rows, hidden]`. `angles` are those of the layer's rotary embedding; `layer` is
+    /// what the tap is told.
+    #[allow(clippy::too_many_arguments, reason = "the operands of a layer, and who looks")]
+    pub fn forward(
+        &self,
+        backend: &B,
+        kv: &mut B::Kv,
+        batch: &Batch,
+        x: &B::Buffer,
+        angles: &B::Buffer,
+        layer: usize,
+        tap: &mut Option<&mut dyn Tap>,
+    ) -> B::Buffer {
+        let see: &mut See<'_, B> = &mut |op, buffer| show(tap, backend, Some(layer), op, buffer);
         let Shape { hidden, heads, head_dim, window, slot, scale, .. } = self.shape;
         let rows = batch.rows();
         let q_width = heads * head_dim;
         let mut projected = backend.buffer(rows, if self.shape.gated { 2 * q_width } else { q_width });
         match &self.kv {
-            None => backend.linear(x, &[&self.q.proj], &mut [&mut projected]),
-            Some(own) => self.append(backend, kv, batch, x, angles, own, &mut projected),
+            None => {
+                backend.linear(x, &[&self.q.proj], &mut [&mut projected]);
+                see("q_proj", &projected);
+            }
+            Some(own) => self.append(backend, kv, batch, x, angles, own, &mut projected, see),
         }
         let mut gate = None;
         if self.shape.gated {
@@ -123,20 +157,27 @@ impl<B: Backend> Attention<B> {
                 backend.columns(&projected, 2 * head_dim, i * head_dim, head_dim, half);
             }
             let [q, g] = split;
+            see("q_split", &q);
+            see("gate_split", &g);
             (projected, gate) = (q, Some(g));
         }
-        let mut q = self.q.finish(backend, projected, rows, q_width, &self.shape);
+        let mut q = self.q.finish(backend, projected, (rows, q_width), &self.shape, see);
         backend.rope(&mut q, head_dim, angles);
+        see("q_rope", &q);
         let mut mixed = backend.buffer(rows, q_width);
         backend.attend(kv, slot, batch, &q, Attend { heads, scale, window }, &mut mixed);
+        see("attend", &mixed);
         if let Some(mut gate) = gate {
             backend.activate_mul(&mut gate, Activation::Sigmoid, &mixed, 0);
             mixed = gate;
+            see("gated", &mixed);
         }
         let mut out = backend.buffer(rows, hidden);
         backend.linear(&mixed, &[&self.o_proj], &mut [&mut out]);
+        see("o_proj", &out);
         if let Some(bias) = &self.o_bias {
             backend.add_vector(&mut out, bias);
+            see("o_bias", &out);
         }
         out
     }
@@ -152,6 +193,7 @@ impl<B: Backend> Attention<B> {
         angles: &B::Buffer,
         own: &KeyValue<B>,
         q: &mut B::Buffer,
+        see: &mut See<'_, B>,
     ) {
         let Shape { kv_heads, head_dim, slot, eps, v_norm, .. } = self.shape;
         let (rows, width) = (batch.rows(), kv_heads * head_dim);
@@ -160,21 +202,29 @@ impl<B: Backend> Attention<B> {
         match &own.v {
             Some(heads) => {
                 backend.linear(x, &[&self.q.proj, &own.k.proj, &heads.proj], &mut [q, &mut k, &mut v]);
-                v = heads.finish(backend, v, rows, width, &self.shape);
+                see("q_proj", q);
+                see("k_proj", &k);
+                see("v_proj", &v);
+                v = heads.finish(backend, v, (rows, width), &self.shape, see);
             }
             None => {
                 // V is the raw K: before its norm and rotation.
                 backend.linear(x, &[&self.q.proj, &own.k.proj], &mut [q, &mut k]);
+                see("q_proj", q);
+                see("k_proj", &k);
                 backend.columns(&k, width, 0, width, &mut v);
+                see("v_copy", &v);
             }
         }
         if v_norm {
             let mut normed = backend.buffer(rows, width);
             backend.rms_norm(&v, head_dim, None, eps, &mut normed);
+            see("v_norm", &normed);
             v = normed;
         }
-        let mut k = own.k.finish(backend, k, rows, width, &self.shape);
+        let mut k = own.k.finish(backend, k, (rows, width), &self.shape, see);
         backend.rope(&mut k, head_dim, angles);
+        see("k_rope", &k);
         backend.kv_append(kv, slot, batch, &k, &v);
     }
 }

@@ -70,6 +70,9 @@ impl<B: Backend> DeltaNet<B> {
         let mut a = backend.buffer(rows, value_heads);
         let weights = [&self.in_proj_qkv, &self.in_proj_z, &self.in_proj_b, &self.in_proj_a];
         backend.linear(x, &weights, &mut [&mut qkv, &mut z, &mut b, &mut a]);
+        for (op, buffer) in [("in_proj_qkv", &qkv), ("in_proj_z", &z), ("in_proj_b", &b), ("in_proj_a", &a)] {
+            show(tap, backend, Some(layer), op, buffer);
+        }
 
         let mut conv = backend.buffer(rows, channels);
         backend.causal_conv(state, self.index, &qkv, &self.conv1d, &mut conv);
@@ -82,10 +85,12 @@ impl<B: Backend> DeltaNet<B> {
         // Norm first, gate after.
         let mut normed = backend.buffer(rows, width);
         backend.rms_norm(&core, value_dim, Some(&self.norm), self.eps, &mut normed);
+        show(tap, backend, Some(layer), "core_norm", &normed);
         backend.activate_mul(&mut z, Activation::Silu, &normed, 0);
         show(tap, backend, Some(layer), "gated", &z);
         let mut out = backend.buffer(rows, self.hidden);
         backend.linear(&z, &[&self.out_proj], &mut [&mut out]);
+        show(tap, backend, Some(layer), "out_proj", &out);
         out
     }
 }

@@ -4,6 +4,7 @@ use mlxcel_compute::{Activation, Backend};
 
 use super::Loader;
 use crate::ModelError;
+use crate::tap::{Tap, show};
 
 /// Weights of a gated MLP.
 pub struct Mlp<B: Backend> {
@@ -46,23 +47,38 @@ impl<B: Backend> Mlp<B> {
         Ok(Mlp { biases: Some(biases), ..self })
     }
 
-    /// `[rows, hidden]` to `[rows, hidden]`.
-    pub fn forward(&self, backend: &B, x: &B::Buffer, rows: usize) -> B::Buffer {
+    /// `[rows, hidden]` to `[rows, hidden]`; `layer` is what the tap is told.
+    pub fn forward(
+        &self,
+        backend: &B,
+        x: &B::Buffer,
+        rows: usize,
+        layer: usize,
+        tap: &mut Option<&mut dyn Tap>,
+    ) -> B::Buffer {
+        let mut see = |op: &'static str, buffer: &B::Buffer| show(tap, backend, Some(layer), op, buffer);
         let mut inner = backend.buffer(rows, self.width);
         match &self.biases {
             None => backend.gated(x, &self.gate_proj, &self.up_proj, self.activation, &mut inner),
             Some(biases) => {
                 let mut up = backend.buffer(rows, self.width);
                 backend.linear(x, &[&self.gate_proj, &self.up_proj], &mut [&mut inner, &mut up]);
+                see("gate_proj", &inner);
+                see("up_proj", &up);
                 backend.add_vector(&mut inner, &biases.gate);
+                see("gate_bias", &inner);
                 backend.add_vector(&mut up, &biases.up);
+                see("up_bias", &up);
                 backend.activate_mul(&mut inner, self.activation, &up, 0);
             }
         }
+        see("gate_up", &inner);
         let mut out = backend.buffer(rows, self.hidden);
         backend.linear(&inner, &[&self.down_proj], &mut [&mut out]);
+        see("down_proj", &out);
         if let Some(biases) = &self.biases {
             backend.add_vector(&mut out, &biases.down);
+            see("down_bias", &out);
         }
         out
     }

@@ -4,6 +4,7 @@ use mlxcel_compute::{Activation, Backend, Experts};
 
 use super::Loader;
 use crate::ModelError;
+use crate::tap::{Tap, show};
 
 /// Router and experts of one layer, with the norms around them.
 pub struct Moe<B: Backend> {
@@ -68,18 +69,32 @@ impl<B: Backend> Moe<B> {
         })
     }
 
-    /// `rms(dense) + rms(experts(x))`, `[rows, hidden]`: `x` is the residual stream, un-normed, `dense` the MLP's output.
-    pub fn forward(&self, backend: &B, x: &B::Buffer, dense: &B::Buffer, rows: usize) -> B::Buffer {
+    /// `rms(dense) + rms(experts(x))`, `[rows, hidden]`: `x` is the residual stream, un-normed, `dense` the MLP's output; `layer` is
+    /// what the tap is told.
+    pub fn forward(
+        &self,
+        backend: &B,
+        x: &B::Buffer,
+        dense: &B::Buffer,
+        rows: usize,
+        layer: usize,
+        tap: &mut Option<&mut dyn Tap>,
+    ) -> B::Buffer {
+        let mut see = |op: &'static str, buffer: &B::Buffer| show(tap, backend, Some(layer), op, buffer);
         let (hidden, eps) = (self.hidden, self.eps);
         // The router reads the residual through its own weightless norm.
         let mut r = backend.buffer(rows, hidden);
         backend.rms_norm(x, hidden, None, eps, &mut r);
+        see("router_norm", &r);
         backend.scale(&mut r, Some(&self.router_scale), (hidden as f32).sqrt().recip());
+        see("router_scale", &r);
         let mut router = backend.buffer(rows, self.experts);
         backend.linear(&r, &[&self.router_proj], &mut [&mut router]);
+        see("router", &router);
 
         let mut normed = r;
         backend.rms_norm(x, hidden, Some(&self.pre_feedforward_layernorm_2), eps, &mut normed);
+        see("pre_feedforward_norm_2", &normed);
         let mut sparse = backend.buffer(rows, hidden);
         let experts = Experts {
             gate: &self.gate_proj,
@@ -90,9 +105,11 @@ impl<B: Backend> Moe<B> {
             activation: self.activation,
         };
         backend.moe(&router, &normed, &experts, &mut sparse);
+        see("experts", &sparse);
 
         let mut sum = normed;
         backend.rms_norm(dense, hidden, Some(&self.post_feedforward_layernorm_1), eps, &mut sum);
+        see("post_feedforward_norm_1", &sum);
         backend.add_rms_norm(&mut sum, &sparse, &self.post_feedforward_layernorm_2, eps, 1.0);
         sum
     }

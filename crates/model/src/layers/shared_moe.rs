@@ -6,6 +6,7 @@ use super::Loader;
 use super::mlp::Mlp;
 use super::moe::Sizes;
 use crate::ModelError;
+use crate::tap::{Tap, show};
 
 /// Router, experts and the shared expert of one layer.
 pub struct SharedMoe<B: Backend> {
@@ -45,11 +46,20 @@ impl<B: Backend> SharedMoe<B> {
         })
     }
 
-    /// `experts(x) + sigmoid(gate(x)) * shared(x)`, `[rows, hidden]`.
-    pub fn forward(&self, backend: &B, x: &B::Buffer, rows: usize) -> B::Buffer {
+    /// `experts(x) + sigmoid(gate(x)) * shared(x)`, `[rows, hidden]`; `layer` is what the tap is told.
+    pub fn forward(
+        &self,
+        backend: &B,
+        x: &B::Buffer,
+        rows: usize,
+        layer: usize,
+        tap: &mut Option<&mut dyn Tap>,
+    ) -> B::Buffer {
         let mut router = backend.buffer(rows, self.sizes.experts);
         let mut gate = backend.buffer(rows, 1);
         backend.linear(x, &[&self.gate, &self.shared_expert_gate], &mut [&mut router, &mut gate]);
+        show(tap, backend, Some(layer), "router", &router);
+        show(tap, backend, Some(layer), "shared_expert_gate", &gate);
         let experts = Experts {
             gate: &self.gate_proj,
             up: &self.up_proj,
@@ -60,7 +70,8 @@ impl<B: Backend> SharedMoe<B> {
         };
         let mut out = backend.buffer(rows, self.sizes.hidden);
         backend.moe(&router, x, &experts, &mut out);
-        let shared = self.shared_expert.forward(backend, x, rows);
+        show(tap, backend, Some(layer), "experts", &out);
+        let shared = self.shared_expert.forward(backend, x, rows, layer, tap);
         backend.add_gated(&mut out, &shared, &gate);
         out
     }

@@ -27,12 +27,13 @@ pub fn recurrent_demo() -> PathBuf {
     root().join("models/qwen3.5-tiny-4bit")
 }
 
-/// The tiny random checkpoints whose names begin with one of these, in order.
+/// The tiny random models whose names begin with one of these, in order.
 pub fn goldens(families: &[&str]) -> Vec<PathBuf> {
     let base = root().join("tests/golden/gemma4");
     let mut dirs: Vec<PathBuf> =
         std::fs::read_dir(&base).expect("goldens").map(|e| e.expect("entry").path()).filter(|p| p.is_dir()).collect();
-    dirs.retain(|d| families.iter().any(|f| d.file_name().is_some_and(|n| n.to_string_lossy().starts_with(f))));
+    let named = |n: &str| families.iter().any(|f| n.starts_with(f)) && !n.contains("-assistant");
+    dirs.retain(|d| d.file_name().is_some_and(|n| named(&n.to_string_lossy())));
     dirs.sort();
     dirs
 }

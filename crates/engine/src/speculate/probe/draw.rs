@@ -1,0 +1,159 @@
+//! What a draw of the probe feeds a model: lengths and tokens, as a function of seed and number alone.
+
+use mlxcel_model::Model;
+
+/// Sliding windows up to here are filled; beyond, the prefill would cost more than it shows.
+const LONGEST_WRAP: usize = 2048;
+
+/// What lengths and tokens depend on.
+pub(super) struct Facts {
+    page_len: usize,
+    /// The smallest sliding window, if it can be filled.
+    window: Option<usize>,
+    /// Positions of a walk, after the prefilled ones.
+    steps: usize,
+    /// Most prefilled positions.
+    longest: usize,
+    /// Token ids that text is made of.
+    tokens: Vec<u32>,
+}
+
+/// The sequences of one draw.
+pub(super) struct Draw {
+    pub sequences: Vec<Sequence>,
+}
+
+/// A sequence's tokens.
+pub(super) struct Sequence {
+    /// Before the walk; at least one.
+    pub prefix: Vec<u32>,
+    /// What follows, `[steps]`.
+    pub right: Vec<u32>,
+    /// A wrong draft for each of those, `[steps]`.
+    pub wrong: Vec<u32>,
+}
+
+impl Facts {
+    pub(super) fn of(model: &dyn Model, steps: usize) -> Self {
+        let info = model.info();
+        let longest = info.context_length - steps;
+        let special = |id: &u32| info.stop_ids.contains(id) || info.media_tokens.contains(id);
+        let windows = model.kv_layout().iter().filter_map(|group| group.window);
+        Facts {
+            page_len: model.page_len(),
+            window: windows.min().filter(|window| *window <= LONGEST_WRAP.min(longest)),
+            steps,
+            longest,
+            tokens: (0..info.vocab_size as u32).filter(|id| !special(id)).collect(),
+        }
+    }
+}
+
+impl Draw {
+    pub(super) fn new(facts: &Facts, seed: u64, number: usize, sequences: usize) -> Self {
+        let sequence = |s: usize| {
+            let mut random = Random::new(seed, (number * sequences + s) as u64);
+            let length = facts.length(number % 2 == 1, s, &mut random);
+            let mut token = |_| facts.tokens[random.below(facts.tokens.len())];
+            let prefix = (0..length).map(&mut token).collect();
+            let right: Vec<u32> = (0..facts.steps).map(&mut token).collect();
+            let other = |right: &u32| {
+                let at = random.below(facts.tokens.len());
+                // The next one where chance met the right one.
+                if facts.tokens[at] == *right { facts.tokens[(at + 1) % facts.tokens.len()] } else { facts.tokens[at] }
+            };
+            let wrong = right.iter().map(other).collect();
+            Sequence { prefix, right, wrong }
+        };
+        Draw { sequences: (0..sequences).map(sequence).collect() }
+    }
+
+    /// Prefilled positions of all sequences.
+    pub(super) fn rows(&self) -> usize {
+        self.sequences.iter().map(|s| s.prefix.len()).sum()
+    }
+}
+
+impl Facts {
+    /// Prefilled positions of a sequence. Even ones end a few rows before a page boundary, which the walk then crosses: of a long
+    /// draw's first sequence the one where the window is full (or the third).
+    fn length(&self, long: bool, sequence: usize, random: &mut Random) -> usize {
+        let pages = match (long, sequence) {
+            (true, 0) => self.window.map_or(3, |window| window.div_ceil(self.page_len)),
+            _ => 1 + random.below(2),
+        };
+        let length = match sequence % 2 {
+            0 => (pages * self.page_len).saturating_sub(1 + random.below(self.steps - 1)),
+            _ => 1 + random.below(2 * self.page_len),
+        };
+        length.clamp(1, self.longest)
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+struct Random(u64);
+
+impl Random {
+    /// The numbers of one sequence.
+    fn new(seed: u64, sequence: u64) -> Self {
+        let mut random = Random(seed);
+        Random(random.next() ^ Random(sequence).next().rotate_left(32))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// A number below `n`.
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(window: Option<usize>, longest: usize) -> Facts {
+        Facts { page_len: 64, window, steps: 19, longest, tokens: (0..100).filter(|t| t % 7 != 0).collect() }
+    }
+
+    #[test]
+    fn walks_cross_pages_and_fill_the_window() {
+        for (window, boundary) in [(None, 192), (Some(512), 512), (Some(500), 512), (Some(32), 64)] {
+            for seed in 0..50 {
+                let draw = |number| Draw::new(&facts(window, 4096), seed, number, 4);
+                let first = |number| draw(number).sequences[0].prefix.len();
+                assert!(first(0) < boundary.max(128) && first(0) % 64 >= 45, "{}", first(0));
+                let long = first(1);
+                assert!(long < boundary && long + 19 > boundary, "{long} with the window {window:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn draws_repeat_and_differ() {
+        let facts = facts(Some(64), 4096);
+        let tokens = |seed, number| Draw::new(&facts, seed, number, 3).sequences.remove(2).right;
+        assert_eq!(tokens(1, 0), tokens(1, 0));
+        assert_ne!(tokens(1, 0), tokens(1, 1));
+        assert_ne!(tokens(1, 0), tokens(2, 0));
+        for sequence in Draw::new(&facts, 3, 0, 3).sequences {
+            assert!(sequence.right.iter().zip(&sequence.wrong).all(|(right, wrong)| right != wrong));
+            let all = sequence.prefix.iter().chain(&sequence.right).chain(&sequence.wrong);
+            assert!(all.clone().all(|token| token % 7 != 0), "tokens that text is not made of");
+            assert!((1..=128).contains(&sequence.prefix.len()));
+        }
+    }
+
+    #[test]
+    fn short_contexts_are_kept_to() {
+        for seed in 0..20 {
+            let draw = Draw::new(&facts(None, 5), seed, 1, 4);
+            assert!(draw.sequences.iter().all(|s| (1..=5).contains(&s.prefix.len())));
+        }
+    }
+}

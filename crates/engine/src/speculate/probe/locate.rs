@@ -1,0 +1,75 @@
+//! Finding the operation at which a block parts from single steps: both run again, every intermediate looked at row by row.
+
+use mlxcel_model::ModelError;
+use mlxcel_model::tap::{Site, Tap};
+
+use super::report::What;
+use super::walk::{Block, Walk, digest};
+
+/// Digests of every row at every site: a whole forward pass of intermediates need not be kept.
+struct Rows {
+    rows: usize,
+    seen: Vec<(Site, Vec<u64>)>,
+}
+
+impl Rows {
+    fn new(rows: usize) -> Self {
+        Rows { rows, seen: Vec::new() }
+    }
+}
+
+impl Tap for Rows {
+    fn see(&mut self, site: Site, values: &[f32]) {
+        let width = values.len() / self.rows;
+        let rows = (0..self.rows).map(|r| digest(&values[r * width..][..width])).collect();
+        self.seen.push((site, rows));
+    }
+}
+
+impl Walk<'_> {
+    /// The first site, in the order of computation, at which a row of `sequence` up to `step` differs from single steps when
+    /// `blocks` are played in `order`.
+    pub(super) fn locate(
+        &mut self,
+        order: &[usize],
+        blocks: &[Block],
+        sequence: usize,
+        step: usize,
+        what: What,
+    ) -> Result<Option<Site>, ModelError> {
+        let taking_back = Some(Site { layer: None, op: "take_back" });
+        if what == What::Refused {
+            return Ok(taking_back);
+        }
+        let mut reference = Vec::with_capacity(step + 1); // [step]
+        self.restart(&[sequence]);
+        for at in 0..=step {
+            let mut rows = Rows::new(1);
+            self.play(&[sequence], Block { at, len: 1, right: 1 }, Some(&mut rows))?;
+            reference.push(rows);
+        }
+        let place = order.iter().position(|s| *s == sequence).unwrap_or_default();
+        self.restart(order);
+        for block in blocks {
+            let mut rows = Rows::new(order.len() * block.len);
+            self.play(order, *block, Some(&mut rows))?;
+            let compared = block.right.min(step + 1 - block.at);
+            for (n, (site, digests)) in rows.seen.iter().enumerate() {
+                let own = &digests[place * block.len..][..compared];
+                let single =
+                    |row: usize| reference[block.at + row].seen.get(n).map(|(site, digests)| (*site, digests[0]));
+                if own.iter().enumerate().any(|(row, found)| single(row) != Some((*site, *found))) {
+                    return Ok(Some(*site));
+                }
+            }
+            for s in order {
+                self.take_back(*s, *block);
+            }
+        }
+        // Every row agrees, and yet a state does not: it was moved wrongly after its last row was right.
+        let taken = blocks.last().is_some_and(|block| block.right < block.len);
+        Ok((what == What::State)
+            .then_some(if taken { taking_back } else { Some(Site { layer: None, op: "state" }) })
+            .flatten())
+    }
+}

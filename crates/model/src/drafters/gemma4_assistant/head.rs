@@ -1,0 +1,145 @@
+//! The drafter's output: all tokens scored, or the tokens of the best clusters only (gemma4.md §5.6).
+
+use mlxcel_checkpoint::gemma4::Centroids;
+use mlxcel_compute::Backend;
+
+use crate::ModelError;
+use crate::drafters::{Candidate, top_candidates};
+use crate::layers::Loader;
+use crate::tap::{Tap, show};
+
+/// Output matrix, with or without clusters before it.
+pub struct Head<B: Backend> {
+    embed_tokens: B::Weight, // [vocab, hidden]
+    clusters: Option<Clusters<B>>,
+    vocab: usize,
+    hidden: usize,
+}
+
+struct Clusters<B: Backend> {
+    centroids: B::Weight,     // [clusters, hidden]
+    token_ordering: Vec<u32>, // [clusters, vocab / clusters], a permutation of the vocabulary
+    sizes: Centroids,
+}
+
+impl<B: Backend> Head<B> {
+    /// Reads `model.embed_tokens` and, for a clustered head, `masked_embedding`; `load` stands at the root. `refuse` makes an error
+    /// of what is wrong with the list of tokens.
+    pub fn load(
+        load: &Loader<'_, B>,
+        vocab: usize,
+        hidden: usize,
+        sizes: Option<Centroids>,
+        refuse: impl Fn(String) -> ModelError,
+    ) -> Result<Self, ModelError> {
+        const LIST: &str = "masked_embedding.token_ordering";
+        let clusters = sizes.map(|sizes| -> Result<_, ModelError> {
+            let centroids = load.linear("masked_embedding.centroids", sizes.num_centroids, hidden)?;
+            load.ledger.vector(LIST, vocab);
+            let list = permutation(&load.weights.integers(LIST, vocab)?);
+            let token_ordering = list.map_err(|problem| refuse(format!("{LIST}{problem}; download or convert it again")))?;
+            Ok(Clusters { centroids, token_ordering, sizes })
+        });
+        let embed_tokens = load.linear("model.embed_tokens", vocab, hidden)?;
+        Ok(Head { embed_tokens, clusters: clusters.transpose()?, vocab, hidden })
+    }
+
+    /// The best candidates of each row of `y` `[rows, hidden]`, as many as `counts` says or as there are; `None` for a row with a
+    /// score that is not finite.
+    pub fn candidates(
+        &self,
+        backend: &B,
+        y: &B::Buffer,
+        counts: &[usize],
+        tap: &mut Option<&mut dyn Tap>,
+    ) -> Vec<Option<Vec<Candidate>>> {
+        let Some(clusters) = &self.clusters else {
+            let mut logits = backend.buffer(counts.len(), self.vocab);
+            backend.linear(y, &[&self.embed_tokens], &mut [&mut logits]);
+            show(tap, backend, None, "logits", &logits);
+            let logits = backend.read(&logits);
+            return logits.chunks_exact(self.vocab).zip(counts).map(|(row, n)| top_candidates(row, *n)).collect();
+        };
+        let sizes = clusters.sizes;
+        let mut scores = backend.buffer(counts.len(), sizes.num_centroids);
+        backend.linear(y, &[&clusters.centroids], &mut [&mut scores]);
+        show(tap, backend, None, "centroids", &scores);
+        let (scores, y) = (backend.read(&scores), backend.read(y));
+        let rows = scores.chunks_exact(sizes.num_centroids).zip(y.chunks_exact(self.hidden)).zip(counts);
+        rows.map(|((scores, y), count)| {
+            let best = top_candidates(scores, sizes.centroid_intermediate_top_k)?;
+            let share = self.vocab / sizes.num_centroids;
+            let of_cluster = |c: &Candidate| &clusters.token_ordering[c.token as usize * share..][..share];
+            let mut tokens: Vec<u32> = best.iter().flat_map(of_cluster).copied().collect();
+            // Equal logits are for the lower id to win.
+            tokens.sort_unstable();
+            // A few thousand rows out of a matrix of any format: cheaper than all its rows.
+            let mut embeddings = backend.buffer(tokens.len(), self.hidden);
+            backend.embed(&self.embed_tokens, &tokens, 1.0, &mut embeddings);
+            show(tap, backend, None, "embed_tokens", &embeddings);
+            let embeddings = backend.read(&embeddings);
+            let logits: Vec<f32> = embeddings.chunks_exact(self.hidden).map(|e| dot(y, e)).collect();
+            let mut candidates = top_candidates(&logits, *count)?;
+            candidates.iter_mut().for_each(|c| c.token = tokens[c.token as usize]);
+            Some(candidates)
+        })
+        .collect()
+    }
+}
+
+/// The list as ids, or what is wrong with it.
+fn permutation(list: &[i64]) -> Result<Vec<u32>, String> {
+    let mut seen = vec![false; list.len()];
+    let mut out = Vec::with_capacity(list.len());
+    for (i, id) in list.iter().enumerate() {
+        let place = usize::try_from(*id).ok().and_then(|id| seen.get_mut(id));
+        match place {
+            Some(seen) if !*seen => *seen = true,
+            Some(_) => return Err(format!("[{i}] is {id} once more; expected every token id once")),
+            None => return Err(format!("[{i}] is {id}; expected token ids below {} (vocab_size)", list.len())),
+        }
+        out.push(*id as u32);
+    }
+    Ok(out)
+}
+
+/// `sum(x[i] * y[i])`: sixteen partial sums, then those in order.
+fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    let ((x, x_tail), (y, y_tail)) = (x.as_chunks::<16>(), y.as_chunks::<16>());
+    for (x, y) in x.iter().zip(y) {
+        lanes.iter_mut().zip(x.iter().zip(y)).for_each(|(lane, (x, y))| *lane += x * y);
+    }
+    lanes.iter_mut().zip(x_tail.iter().zip(y_tail)).for_each(|(lane, (x, y))| *lane += x * y);
+    lanes.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_permutations_pass() {
+        assert_eq!(permutation(&[2, 0, 1]), Ok(vec![2, 0, 1]));
+        for (list, problem) in [
+            ([2, 0, 2], "[2] is 2 once more"),
+            ([0, 3, 1], "[1] is 3; expected token ids below 3"),
+            ([-1, 0, 1], "[0] is -1;"),
+            ([0, 1 << 32, 1], "[1] is 4294967296;"),
+        ] {
+            let found = permutation(&list).expect_err("no permutation");
+            assert!(found.contains(problem), "{found}");
+        }
+    }
+
+    #[test]
+    fn dots_of_any_length() {
+        for len in [0, 1, 15, 16, 17, 48, 50] {
+            let x: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            let y: Vec<f32> = (0..len).map(|i| (i % 3) as f32 - 1.0).collect();
+            // Whole numbers: exact in any order.
+            assert_eq!(dot(&x, &y), x.iter().zip(&y).map(|(x, y)| x * y).sum::<f32>(), "{len}");
+        }
+        assert!(dot(&[1.0, f32::NAN], &[1.0, 0.0]).is_nan());
+    }
+}

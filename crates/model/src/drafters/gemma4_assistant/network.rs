@@ -1,0 +1,112 @@
+//! The drafter's weights and one step of it (gemma4.md §5.3).
+
+use mlxcel_checkpoint::gemma4::Gemma4AssistantConfig;
+use mlxcel_checkpoint::{Checkpoint, Weights};
+use mlxcel_compute::{Backend, Batch};
+
+use super::head::Head;
+use crate::{ModelError, Network};
+use crate::gemma4::{Gemma4, Layer, rotations};
+use crate::layers::Loader;
+use crate::summary::Ledger;
+use crate::tap::{Tap, show};
+
+/// A decoder without K/V of its own, between two projections.
+pub struct Assistant<B: Backend> {
+    pre_projection: B::Weight,  // [hidden, 2 * backbone]
+    post_projection: B::Weight, // [backbone, hidden]
+    layers: Vec<Layer<B>>,
+    norm: B::Vector,           // [hidden]
+    rotations: Vec<B::Vector>, // frequencies, distinct ones
+    head: Head<B>,
+    hidden: usize,
+    backbone: usize,
+    eps: f32,
+}
+
+impl<B: Backend> Assistant<B> {
+    /// Reads the drafter's tensors for a target that its configuration was found to fit; returns bytes of weights as well.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        config: &Gemma4AssistantConfig,
+        target: &Gemma4<B>,
+        backend: &B,
+    ) -> Result<(Self, u64), ModelError> {
+        let ledger = Ledger::default();
+        let load = Loader { backend, weights: Weights::new(checkpoint, ""), ledger: &ledger, norm_shift: 0.0 };
+        let (hidden, backbone) = (config.text.hidden_size, config.backbone_hidden_size);
+        let (frequencies, which) = rotations(&config.text);
+        let refuse = |problem| ModelError::NoDrafter {
+            target: target.info().path.display().to_string(),
+            drafter: checkpoint.dir().display().to_string(),
+            problem,
+        };
+        let model = load.sub("model.");
+        let mut layers = Vec::with_capacity(which.len());
+        for (l, (kind, rotation)) in config.text.layer_types.iter().zip(which).enumerate() {
+            let slot = target.shared_kv(*kind).ok_or_else(|| refuse(format!("the model has no {} layer", kind.name())))?;
+            layers.push(Layer::load(&model.sub(&format!("layers.{l}.")), &config.text, l, slot, rotation)?);
+        }
+        let assistant = Assistant {
+            pre_projection: load.linear("pre_projection", hidden, 2 * backbone)?,
+            post_projection: load.linear("post_projection", backbone, hidden)?,
+            layers,
+            norm: model.vector("norm.weight", hidden)?,
+            rotations: frequencies.iter().map(|f| backend.load_vector(f)).collect(),
+            head: Head::load(&load, config.text.vocab_size, hidden, config.centroids, refuse)?,
+            hidden,
+            backbone,
+            eps: config.text.rms_norm_eps as f32,
+        };
+        load.weights.finish(|_| false)?;
+        Ok((assistant, ledger.modules().iter().map(|m| m.bytes).sum()))
+    }
+
+    /// The stack's output `[rows, hidden]`, after its norm, for the batch's tokens and the hidden states `[rows, backbone]` that come
+    /// with them. Nothing is written to `kv`: it is the target's.
+    pub fn step(
+        &self,
+        backend: &B,
+        target: &Gemma4<B>,
+        kv: &mut B::Kv,
+        batch: &Batch,
+        states: &[f32],
+        tap: &mut Option<&mut dyn Tap>,
+    ) -> B::Buffer {
+        let (rows, width) = (batch.rows(), self.backbone);
+        let embedding = target.embed(backend, batch.tokens());
+        show(tap, backend, None, "the target's embed_tokens", &embedding);
+        let embedding = backend.read(&embedding);
+        let pairs = embedding.chunks_exact(width).zip(states.chunks_exact(width));
+        let inputs: Vec<f32> = pairs.flat_map(|(e, s)| e.iter().chain(s)).copied().collect();
+        let mut joined = backend.buffer(rows, 2 * width);
+        backend.write(&mut joined, &inputs);
+        show(tap, backend, None, "inputs", &joined);
+        let mut x = backend.buffer(rows, self.hidden);
+        backend.linear(&joined, &[&self.pre_projection], &mut [&mut x]);
+        show(tap, backend, None, "pre_projection", &x);
+        let angles: Vec<B::Buffer> =
+            self.rotations.iter().map(|f| backend.rope_angles(batch.positions(), 1, &[], f)).collect();
+        for (l, layer) in self.layers.iter().enumerate() {
+            layer.forward(backend, kv, batch, &mut x, &angles, None, l, tap);
+        }
+        let mut y = backend.buffer(rows, self.hidden);
+        backend.rms_norm(&x, self.hidden, Some(&self.norm), self.eps, &mut y);
+        show(tap, backend, None, "norm", &y);
+        y
+    }
+
+    /// The head.
+    pub fn head(&self) -> &Head<B> {
+        &self.head
+    }
+
+    /// What the next step is fed, `[chosen, backbone]`, of the chosen rows of [`Assistant::step`]'s output.
+    pub fn states(&self, backend: &B, y: &B::Buffer, chosen: &[u32]) -> Vec<f32> {
+        let mut own = backend.buffer(chosen.len(), self.hidden);
+        backend.gather(y, chosen, &mut own);
+        let mut states = backend.buffer(chosen.len(), self.backbone);
+        backend.linear(&own, &[&self.post_projection], &mut [&mut states]);
+        backend.read(&states)
+    }
+}
