@@ -34,6 +34,8 @@ pub enum Verb {
     Inspect(InspectArgs),
     /// Measure the perplexity of a text file
     Perplexity(PerplexityArgs),
+    /// Check that blocks of drafts get the bytes of single steps, and name the operation where they do not
+    Probe(ProbeArgs),
     /// Convert a float checkpoint or a GGUF file to MLX's layout, quantised or not
     Convert(ConvertArgs),
     /// Fetch a model from the hub into the model store
@@ -70,6 +72,14 @@ const PERPLEXITY_EXAMPLES: &str = "\
 Examples:
   mlxcel perplexity README.md
   mlxcel perplexity README.md --compare      (int8 against f32 activations, same text)";
+
+const PROBE_EXAMPLES: &str = "\
+Examples:
+  mlxcel probe
+  mlxcel probe -m models/qwen3.5-tiny-4bit --widths 2,3,4 --batch 1,8 --draws 8
+  mlxcel probe --json
+
+Exit status: 0 exact, 3 inexact, 1 error.";
 
 const CONVERT_EXAMPLES: &str = "\
 Examples:
@@ -352,6 +362,48 @@ pub struct PerplexityArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// `mlxcel probe`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = PROBE_EXAMPLES)]
+pub struct ProbeArgs {
+    /// Which model, on what.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Drafter.
+    #[command(flatten)]
+    pub draft: DraftArgs,
+    /// Positions verified in a round, 2 to 16 each [default: 2,4,8,16; with --draft-block-size K: 2 to K]
+    #[arg(long, value_name = "K,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..=16))]
+    pub widths: Vec<u16>,
+    /// Sequences in a batch, 1 to 64 each
+    #[arg(long, value_name = "B,..", value_delimiter = ',', default_value = "1,4",
+        value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub batch: Vec<u16>,
+    /// How often, with other tokens and lengths; every second time past the sliding window, if there is one
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+    pub draws: u16,
+    /// Seed of tokens and lengths
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Say nothing on standard error, and without --json nothing at all
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+impl ProbeArgs {
+    /// The block widths to compare.
+    pub fn widths(&self) -> Vec<usize> {
+        match (&self.widths[..], self.draft.draft_block_size) {
+            ([], Some(widest)) => (2..=widest.max(2)).collect(),
+            ([], None) => vec![2, 4, 8, 16],
+            (widths, _) => widths.iter().map(|k| usize::from(*k)).collect(),
+        }
+    }
 }
 
 /// `mlxcel convert`.

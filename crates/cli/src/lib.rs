@@ -17,6 +17,7 @@ pub mod list;
 pub mod load;
 pub mod locate;
 pub mod perplexity;
+pub mod probe;
 #[cfg(feature = "hub")]
 pub mod pull;
 pub mod rm;

@@ -16,6 +16,7 @@ use crate::locate::Environment;
 const HELP: &str = "\
 /reset   forget the conversation
 /stats   show or hide the line with speeds after each answer
+/debug   what drafting came to, and what steps of each width take
 /help    this list
 /exit    leave (or Ctrl-D)
 Ctrl-C stops an answer.";
@@ -81,6 +82,10 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
                 eprintln!("(speeds {})", if show_stats { "shown" } else { "hidden" });
                 continue;
             }
+            "/debug" => {
+                eprint!("{}", debug(&engine));
+                continue;
+            }
             _ if line.starts_with('/') && !line.contains(char::is_whitespace) => {
                 eprintln!("{line}: no such command\n{HELP}");
                 continue;
@@ -105,6 +110,35 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
             }
         }
     }
+}
+
+/// What drafting came to so far, and what was measured.
+fn debug(engine: &Engine) -> String {
+    let Some(speculator) = engine.speculator() else { return "no drafter\n".into() };
+    let (info, totals, costs) = (speculator.info(), speculator.totals(), speculator.costs());
+    let share = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.3}"));
+    let mut out = format!(
+        "{} ({}): {} rounds, {} drafts, {} accepted, {} plain steps; acceptance_rate {}, tokens_per_round {}\n",
+        info.name,
+        info.kind.name(),
+        totals.rounds,
+        totals.proposed,
+        totals.accepted,
+        totals.plain_steps,
+        share(totals.acceptance_rate()),
+        share(totals.tokens_per_round()),
+    );
+    out += "  K   step ms  drafting ms  next draft right\n";
+    for k in 1..=mlxcel_engine::speculate::MAX_BLOCK {
+        let millis = |seconds: Option<f64>| seconds.map_or("-".into(), |s| format!("{:.3}", s * 1e3));
+        let drafting = if k > 1 { costs.draft_cost(1, k - 1) } else { Some(0.0) };
+        let right = speculator.acceptance().rate(k, None);
+        out += &format!("{k:>3}  {:>8}  {:>11}  {right:>16.3}\n", millis(costs.step_cost(k)), millis(drafting));
+    }
+    if let Some(why) = speculator.failure() {
+        out += &format!("given up: {why}\n");
+    }
+    out
 }
 
 fn answer(

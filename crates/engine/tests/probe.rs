@@ -1,46 +1,228 @@
-//! The exactness probe: an honest backend passes it on every shape of model, and each way of breaking the row law that blocks or
-//! batches could show is found and named.
+//! The exactness probe: honest backends pass it on every shape of model, and each way of breaking the row law or the state law
+//! that blocks and batches could show is found, and the operation named.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mlxcel_checkpoint::Checkpoint;
 use mlxcel_compute::Backend;
 use mlxcel_compute::fault::{Fault, Faulty, Verb};
 use mlxcel_cpu::{CpuBackend, Precision};
 use mlxcel_engine::EngineError;
-use mlxcel_engine::speculate::probe::{Probe, Report, Verdict, What};
+use mlxcel_engine::speculate::probe::{Probe, Progress, Report, Verdict, What};
 use mlxcel_model::{Model, registry};
 
-fn model_on<B: Backend>(dir: &Path, backend: B) -> Box<dyn Model> {
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn golden(name: &str) -> PathBuf {
+    root().join("tests/golden").join(name)
+}
+
+fn load<B: Backend>(dir: &Path, backend: B) -> Box<dyn Model> {
     let checkpoint = Checkpoint::open(dir).unwrap_or_else(|e| panic!("{e}"));
     registry::load(&checkpoint, Arc::new(backend)).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+fn small() -> Probe {
+    Probe { widths: vec![2, 9, 16], batches: vec![1, 3], draws: 2, seed: 1, budget: None }
 }
 
-fn demo(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models").join(name)
+fn honest(name: &str) -> Box<dyn Model> {
+    load(&golden(name), CpuBackend::new(Precision::F32, 1))
+}
+
+fn report(probe: &Probe, model: &mut dyn Model) -> Report {
+    probe.run(model, &mut |_| ()).unwrap_or_else(|e| panic!("{}: {e}", model.backend()))
 }
 
 #[test]
-fn explore() {
-    let probe = Probe { widths: vec![2, 4, 9, 16], batches: vec![1, 3], draws: 2, seed: 1, budget: None };
+fn honest_backends_are_exact() {
     for name in ["gemma4/dense", "gemma4/e2b", "gemma4/moe", "qwen3_5/dense", "qwen3_5/moe"] {
-        for fault in Fault::all() {
-            let backend = Faulty::new(CpuBackend::new(Precision::F32, 1), fault);
-            let t = Instant::now();
-            match probe.run(&mut *model_on(&golden(name), backend), &mut |_| ()) {
-                Ok(report) => {
-                    let mut sites = std::collections::BTreeSet::new();
-                    for o in &report.outcomes { if let Some(f) = &o.first { sites.insert(format!("{}x{}:{:?}", o.width, o.batch, f.site.map(|s| s.to_string()))); } }
-                    println!("{name} {fault:?} {:?}: {:?}", t.elapsed(), sites);
-                }
-                Err(e) => println!("{name} {fault:?}: ERR {e}"),
+        for (precision, threads) in [(Precision::F32, 1), (Precision::Int8, 2)] {
+            let mut model = load(&golden(name), CpuBackend::new(precision, threads));
+            let report = report(&small(), &mut *model);
+            assert_eq!(report.verdict(), Verdict::Exact, "{name}, {}", report.backend);
+            let sizes: Vec<_> = report.outcomes.iter().map(|o| (o.width, o.batch)).collect();
+            assert_eq!(sizes, [(2, 1), (9, 1), (16, 1), (1, 3), (2, 3), (9, 3), (16, 3)]);
+            for outcome in &report.outcomes {
+                // Two draws of a block with wrong drafts, of which at least one row is right, and a whole one; or of 19 steps.
+                let least = 2 * outcome.batch * if outcome.width == 1 { 19 } else { outcome.width + 1 };
+                assert!(outcome.rows >= least, "{outcome}");
+                assert_eq!(outcome.bytes, (4 * outcome.rows * model.info().vocab_size) as u64);
+                assert_eq!(outcome.states > 0, model.is_recurrent(), "{outcome}");
             }
         }
+    }
+}
+
+/// Where a fault must be found; in every outcome that blocks of this width or more, or as many rows in all, belong to.
+struct Case {
+    model: &'static str,
+    fault: Fault,
+    site: &'static str,
+    sees: fn(width: usize, batch: usize) -> bool,
+}
+
+#[test]
+fn every_fault_of_widths_and_batches_is_found_and_named() {
+    const ROWS: fn(usize, usize) -> bool = |width, batch| width * batch >= 2;
+    const FOUR: fn(usize, usize) -> bool = |width, batch| width * batch >= 4;
+    const FIVE: fn(usize, usize) -> bool = |width, batch| width * batch >= 5;
+    const BLOCK: fn(usize, usize) -> bool = |width, _| width >= 2;
+    const LONG: fn(usize, usize) -> bool = |width, _| width > 8;
+    const WIDEST: fn(usize, usize) -> bool = |width, _| width >= 16;
+    const ALL: fn(usize, usize) -> bool = |_, _| true;
+    let cases: &[(&str, Fault, &str, fn(usize, usize) -> bool)] = &[
+        ("gemma4/dense", Fault::WideLinear, "layer 0, q_proj", ROWS),
+        ("gemma4/dense", Fault::WidthDependentSum, "layer 0, q_proj", FOUR),
+        ("gemma4/dense", Fault::NeighbourNorm, "layer 0, input_norm", ROWS),
+        ("gemma4/dense", Fault::StaleKeys, "layer 0, attend", BLOCK),
+        ("gemma4/dense", Fault::ChunkAttention, "layer 0, attend", LONG),
+        ("gemma4/dense", Fault::Residue, "layer 0, attend", ALL),
+        ("gemma4/dense", Fault::LastBit(Verb::Embed), "embed", ROWS),
+        ("gemma4/dense", Fault::LastBit(Verb::RopeAngles), "rope_angles", ROWS),
+        ("gemma4/dense", Fault::LastBit(Verb::Gated), "layer 0, gate_up", ROWS),
+        ("gemma4/dense", Fault::LastBit(Verb::AddRmsNorm), "layer 0, post_attention_norm", ROWS),
+        ("gemma4/dense", Fault::LastBit(Verb::Softcap), "logits", ROWS),
+        ("gemma4/dense", Fault::Unwritten(Verb::Rope), "layer 0, k_rope", FIVE),
+        ("gemma4/dense", Fault::Unwritten(Verb::Columns), "layer 2, v_copy", FIVE),
+        ("gemma4/e2b", Fault::WideLinear, "per_layer_model_projection", ROWS),
+        ("gemma4/e2b", Fault::StaleKeys, "layer 0, attend", BLOCK),
+        ("gemma4/e2b", Fault::Unwritten(Verb::Add), "per_layer_inputs", FIVE),
+        ("gemma4/e2b", Fault::Unwritten(Verb::ActivateMul), "layer 0, per_layer_gated", FIVE),
+        ("gemma4/moe", Fault::MoeOrder, "layer 0, experts", ROWS),
+        ("gemma4/moe", Fault::Unwritten(Verb::Moe), "layer 0, experts", FIVE),
+        ("qwen3_5/dense", Fault::WideLinear, "layer 0, in_proj_qkv", ROWS),
+        ("qwen3_5/dense", Fault::NeighbourNorm, "layer 0, input_norm", ROWS),
+        ("qwen3_5/dense", Fault::StaleKeys, "layer 3, attend", BLOCK),
+        ("qwen3_5/dense", Fault::LastBit(Verb::Add), "layer 0, mixer_residual", ROWS),
+        ("qwen3_5/dense", Fault::LastBit(Verb::Columns), "layer 3, q_split", ROWS),
+        ("qwen3_5/dense", Fault::Unwritten(Verb::CausalConv), "layer 0, conv", FIVE),
+        ("qwen3_5/dense", Fault::Unwritten(Verb::GatedDelta), "layer 0, delta", FIVE),
+        ("qwen3_5/dense", Fault::ChunkedDelta, "layer 0, delta", WIDEST),
+        ("qwen3_5/dense", Fault::LayersSwapped, "layer 0, conv", ROWS),
+        ("qwen3_5/dense", Fault::TakeBackShort, "take_back", BLOCK),
+        ("qwen3_5/dense", Fault::TakeBackWindow, "take_back", BLOCK),
+        ("qwen3_5/dense", Fault::RestoreWindow, "layer 0, conv", ALL),
+        ("qwen3_5/moe", Fault::MoeOrder, "layer 0, experts", ROWS),
+        ("qwen3_5/moe", Fault::Unwritten(Verb::AddGated), "layer 0, mlp", FIVE),
+    ];
+    for (model, fault, site, sees) in cases {
+        let case = Case { model, fault: *fault, site, sees: *sees };
+        found(&case);
+    }
+}
+
+fn found(case: &Case) {
+    let Case { model, fault, site, sees } = case;
+    let backend = Faulty::new(CpuBackend::new(Precision::F32, 1), *fault);
+    let report = report(&small(), &mut *load(&golden(model), backend));
+    let mut lines = Vec::new();
+    for outcome in &report.outcomes {
+        let expected = sees(outcome.width, outcome.batch);
+        assert_eq!(outcome.is_exact(), !expected, "{model}, {fault:?}: {outcome}");
+        let Some(first) = &outcome.first else { continue };
+        assert_eq!(first.site.map(|s| s.to_string()).as_deref(), Some(*site), "{model}, {fault:?}: {outcome}");
+        match first.what {
+            What::Logits { expected, found, .. } => {
+                assert_ne!(expected.to_bits(), found.to_bits(), "{outcome}");
+                assert!(outcome.differing > 0 && outcome.differing <= outcome.bytes, "{outcome}");
+            }
+            What::State | What::Refused => assert!(model.starts_with("qwen"), "{outcome}"),
+        }
+        lines.push(outcome.to_string());
+    }
+    let Verdict::Inexact { line } = report.verdict() else { panic!("{model}, {fault:?}: not found") };
+    assert_eq!(Some(&line), lines.first(), "{model}, {fault:?}");
+    println!("{model}, {fault:?}: {line}");
+}
+
+/// The twin of the faults: what no width or batch can show is not made up.
+#[test]
+fn faults_of_other_kinds_are_not_seen() {
+    for (model, fault) in [
+        ("gemma4/dense", Fault::Inaccurate(Verb::Linear)),
+        ("gemma4/dense", Fault::MoeOrder),
+        ("qwen3_5/dense", Fault::MatrixResidue),
+        ("qwen3_5/dense", Fault::TakeBackAnything),
+    ] {
+        let backend = Faulty::new(CpuBackend::new(Precision::F32, 1), fault);
+        let report = report(&small(), &mut *load(&golden(model), backend));
+        assert_eq!(report.verdict(), Verdict::Exact, "{model}, {fault:?}");
+    }
+}
+
+#[test]
+fn a_difference_is_placed_where_it_is() {
+    let fault = Fault::WideLinear;
+    let probe = Probe { widths: vec![4], batches: vec![1], draws: 1, seed: 5, budget: None };
+    let mut model = load(&golden("gemma4/dense"), Faulty::new(CpuBackend::new(Precision::F32, 1), fault));
+    let first = report(&probe, &mut *model).outcomes.remove(0).first.expect("a difference");
+    // The last of four rows is off. Those after it in the same sequence read its K/V: the first wrong row decides.
+    assert_eq!((first.draw, first.sequence), (0, 0));
+    let again = report(&probe, &mut *model).outcomes.remove(0).first.expect("a difference");
+    assert_eq!(again, first, "a probe repeats itself");
+    let other = report(&Probe { seed: 6, ..probe }, &mut *model).outcomes.remove(0).first.expect("a difference");
+    assert_ne!((other.position, other.what), (first.position, first.what), "another seed is another walk");
+}
+
+#[test]
+fn budgets_end_after_whole_draws() {
+    let mut model = honest("gemma4/dense");
+    let count = |budget: Option<Duration>, model: &mut dyn Model| {
+        let mut seen: Vec<Progress> = Vec::new();
+        let probe = Probe { draws: 3, budget, ..small() };
+        let report = probe.run(model, &mut |progress| seen.push(progress)).expect("runs");
+        assert_eq!(report.verdict(), Verdict::Exact);
+        assert_eq!(seen.len(), 7 * report.draws);
+        assert!(seen.iter().enumerate().all(|(i, p)| p.done == i + 1 && p.total == 21), "{seen:?}");
+        report.draws
+    };
+    assert_eq!(count(None, &mut *model), 3);
+    assert_eq!(count(Some(Duration::ZERO), &mut *model), 1, "one draw of each is always made");
+    assert_eq!(count(Some(Duration::from_secs(3600)), &mut *model), 3);
+}
+
+#[test]
+fn bad_probes_are_refused() {
+    let mut model = honest("gemma4/dense");
+    let refused = |probe: Probe, words: [&str; 3], model: &mut dyn Model| {
+        let error = probe.run(model, &mut |_| ()).expect_err("must be refused");
+        assert!(matches!(error, EngineError::Option { .. }), "{error}");
+        let message = error.to_string();
+        words.iter().for_each(|word| assert!(message.contains(word), "{word:?} not in {message}"));
+    };
+    for widths in [vec![], vec![1], vec![2, 17], vec![0]] {
+        let found = format!("{widths:?}");
+        refused(Probe { widths, ..small() }, ["widths", "2 to 16", &found], &mut *model);
+    }
+    for batches in [vec![], vec![0], vec![1, 65]] {
+        let found = format!("{batches:?}");
+        refused(Probe { batches, ..small() }, ["batches", "1 to 64", &found], &mut *model);
+    }
+    refused(Probe { draws: 0, ..small() }, ["draws", "at least 1", "found 0"], &mut *model);
+    // In any order and more than once is all right.
+    let mixed = Probe { widths: vec![4, 2, 4], batches: vec![2, 1, 2], draws: 1, ..small() };
+    let sizes: Vec<_> = report(&mixed, &mut *model).outcomes.iter().map(|o| (o.width, o.batch)).collect();
+    assert_eq!(sizes, [(2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]);
+}
+
+#[test]
+fn startup_probes_what_is_used() {
+    let probe = Probe::startup(16, 4);
+    assert_eq!((probe.widths, probe.batches), ((2..=16).collect(), vec![1, 4]));
+    let probe = Probe::startup(4, 1);
+    assert_eq!((probe.widths, probe.batches), (vec![2, 3, 4], vec![1]));
+    let probe = Probe::startup(99, 1000);
+    assert_eq!((probe.widths.last(), probe.batches), (Some(&16), vec![1, 8]));
+    for name in ["gemma-4-tiny-it-4bit", "qwen3.5-tiny-4bit"] {
+        let mut model = load(&root().join("models").join(name), CpuBackend::new(Precision::Int8, 2));
+        let report = report(&Probe::startup(16, 4), &mut *model);
+        assert_eq!(report.verdict(), Verdict::Exact, "{name}");
+        let rows: usize = report.outcomes.iter().map(|o| o.rows).sum();
+        println!("{name}: {:.2} s, {} draws, {rows} rows", report.elapsed.as_secs_f64(), report.draws);
     }
 }

@@ -47,9 +47,10 @@ fn distance(proposal: &Proposal, golden: &Golden, variant: &str) -> Option<f32> 
 fn logits_match_the_references() {
     let mut compared = 0;
     for name in NAMES {
-        for (target, head) in
-            [(name.to_string(), format!("{name}-assistant")), (format!("{name}-mlx-q4"), format!("{name}-assistant-mlx-q4"))]
-        {
+        for (target, head) in [
+            (name.to_string(), format!("{name}-assistant")),
+            (format!("{name}-mlx-q4"), format!("{name}-assistant-mlx-q4")),
+        ] {
             let golden = Golden::open(&root().join("tests/golden/gemma4").join(&head));
             for length in ["short", "long"] {
                 if golden.floats(&format!("{length}.target_hidden")).is_none() {
@@ -145,8 +146,7 @@ fn alone_and_together(mut duo: Duo, rounds: u64) -> Result<(), String> {
     let (counts, candidates) = ([1, 5, 3, 7, 2, 4], [9, 1, 160, 3, 40, 64]);
     let tokens;
     (duo, tokens) = filled(duo, &LENGTHS, 11);
-    let asks: Vec<_> =
-        tokens.iter().enumerate().map(|(s, t)| (s, t.as_slice(), counts[s], candidates[s])).collect();
+    let asks: Vec<_> = tokens.iter().enumerate().map(|(s, t)| (s, t.as_slice(), counts[s], candidates[s])).collect();
     let alone: Vec<Proposal> = asks.iter().map(|ask| duo.propose(&[*ask]).remove(0)).collect();
     for (proposal, count) in alone.iter().zip(counts) {
         assert_eq!(proposal.tokens.len(), count);
@@ -162,7 +162,10 @@ fn alone_and_together(mut duo: Duo, rounds: u64) -> Result<(), String> {
         let together = duo.propose(&order.iter().map(|s| asks[*s]).collect::<Vec<_>>());
         for (s, proposal) in order.iter().zip(&together) {
             if !proposal.same(&alone[*s]) {
-                return Err(format!("sequence {s} among {order:?}: {:?}, alone {:?}", proposal.tokens, alone[*s].tokens));
+                return Err(format!(
+                    "sequence {s} among {order:?}: {:?}, alone {:?}",
+                    proposal.tokens, alone[*s].tokens
+                ));
             }
         }
     }
@@ -199,7 +202,8 @@ fn broken_kernels_are_noticed() {
 #[test]
 fn after_partial_acceptance_it_proposes_what_a_fresh_sequence_would() {
     for precision in [Precision::F32, Precision::Int8] {
-        for (target, head) in [("dense", "dense-assistant"), ("e2b", "e2b-assistant"), ("unified", "unified-assistant")] {
+        for (target, head) in [("dense", "dense-assistant"), ("e2b", "e2b-assistant"), ("unified", "unified-assistant")]
+        {
             let mut duo = Duo::new(assistant::golden_pair(target, head, CpuBackend::new(precision, 1)), 2, 160);
             let mut rng = Rng(5);
             let mut random = |n: usize| (0..n).map(|_| rng.below(160) as u32).collect::<Vec<u32>>();
@@ -229,7 +233,11 @@ fn after_partial_acceptance_it_proposes_what_a_fresh_sequence_would() {
 
 #[test]
 fn without_the_row_before_the_pending_token_it_proposes_nothing() {
-    let (mut duo, tokens) = filled(Duo::new(assistant::golden_pair("dense", "dense-assistant", CpuBackend::new(Precision::F32, 1)), 3, 160), &[7, 20, 70], 3);
+    let (mut duo, tokens) = filled(
+        Duo::new(assistant::golden_pair("dense", "dense-assistant", CpuBackend::new(Precision::F32, 1)), 3, 160),
+        &[7, 20, 70],
+        3,
+    );
     let (a, b, c) = (tokens[0].as_slice(), tokens[1].as_slice(), tokens[2].as_slice());
     let all = |duo: &mut Duo| -> Vec<usize> {
         duo.propose(&[(0, a, 3, 9), (1, b, 3, 9), (2, c, 3, 9)]).iter().map(|p| p.tokens.len()).collect()
@@ -254,14 +262,23 @@ fn without_the_row_before_the_pending_token_it_proposes_nothing() {
     duo.drop_page(0, 0);
     assert_eq!(all(&mut duo), [0, 0, 0]);
     // Contents are lost with new memory.
-    let mut duo = filled(Duo::new(assistant::golden_pair("dense", "dense-assistant", CpuBackend::new(Precision::F32, 1)), 3, 160), &[7, 20, 70], 3).0;
+    let mut duo = filled(
+        Duo::new(assistant::golden_pair("dense", "dense-assistant", CpuBackend::new(Precision::F32, 1)), 3, 160),
+        &[7, 20, 70],
+        3,
+    )
+    .0;
     duo.drafter.reserve(3, 160).expect("memory");
     assert_eq!(all(&mut duo), [0, 0, 0]);
 }
 
 #[test]
 fn choosing_none_ends_a_proposal_and_another_choice_leads_on() {
-    let (mut duo, tokens) = filled(Duo::new(assistant::golden_pair("dense", "dense-assistant", CpuBackend::new(Precision::F32, 1)), 2, 160), &[12, 30], 8);
+    let (mut duo, tokens) = filled(
+        Duo::new(assistant::golden_pair("dense", "dense-assistant", CpuBackend::new(Precision::F32, 1)), 2, 160),
+        &[12, 30],
+        8,
+    );
     let asks = [(0, tokens[0].as_slice(), 4, 5), (1, tokens[1].as_slice(), 4, 5)];
     let free = duo.propose(&asks);
     let stop = duo.propose_with(&asks, Greedy { end: Some((1, 2)), ..Greedy::default() });
@@ -276,6 +293,25 @@ fn choosing_none_ends_a_proposal_and_another_choice_leads_on() {
     }
     for one in free.iter().flat_map(|p| &p.candidates) {
         assert!(one.len() == 5 && one.is_sorted_by(|a, b| a.logit >= b.logit), "{one:?}");
+    }
+}
+
+#[test]
+fn lower_ids_come_first_among_equals() {
+    for (target, head) in [("dense", "dense-assistant"), ("e2b", "e2b-assistant")] {
+        let mut copy = Copy::named(&format!("gemma4/{head}"));
+        // One row of the output matrix for all tokens: all logits are equal.
+        let bytes = &mut copy.find("embed_tokens.weight").2;
+        (1..160).for_each(|token| bytes.copy_within(0..64 * 4, token * 64 * 4));
+        let dir = copy.write();
+        let target = root().join("tests/golden/gemma4").join(target);
+        let pair = pair_of(&target, dir.path(), CpuBackend::new(Precision::F32, 1)).expect("pair");
+        let (mut duo, tokens) = filled(Duo::new(pair, 1, 64), &[12], 8);
+        let all = &duo.propose(&[(0, &tokens[0], 1, 160)])[0].candidates[0];
+        assert!(all.iter().all(|c| c.logit.to_bits() == all[0].logit.to_bits()), "{head}: {all:?}");
+        assert!(all.len() >= 40 && all.is_sorted_by(|a, b| a.token < b.token), "{head}: {all:?}");
+        let few = &duo.propose(&[(0, &tokens[0], 1, 7)])[0].candidates[0];
+        assert_eq!(few[..], all[..7], "{head}");
     }
 }
 
@@ -331,14 +367,17 @@ fn the_demo_pair_accepts_what_its_card_says() {
             let rate = accepted as f64 / proposed as f64;
             println!("{head}, f32, K = {k}: {accepted}/{proposed} = {rate:.3}, {want:.3} expected");
             assert!((rate - want).abs() <= tolerance, "{head}, K = {k}: {rate:.3}, {want:.3} expected");
-            let (accepted, proposed) = acceptance(head, Precision::Int8, k);
-            println!("{head}, int8, K = {k}: {accepted}/{proposed} = {:.3}", accepted as f64 / proposed as f64);
         }
+    }
+    for head in ["bf16", "4bit"] {
+        let (accepted, proposed) = acceptance(head, Precision::Int8, 4);
+        println!("{head}, int8, K = 4: {accepted}/{proposed} = {:.3}", accepted as f64 / proposed as f64);
     }
 }
 
-/// Microseconds of a draft step beside a target step; a figure for the log, no check.
+/// Microseconds of a draft step beside a target step.
 #[test]
+#[ignore = "a measurement; wants an idle machine"]
 fn the_time_of_a_draft_step() {
     for threads in [1, 2] {
         for head in ["4bit", "bf16"] {
@@ -352,7 +391,7 @@ fn the_time_of_a_draft_step() {
                     work(duo);
                     start.elapsed().as_secs_f64() * 1e6
                 };
-                (0..30).map(|_| time(duo, work)).fold(f64::INFINITY, f64::min)
+                (0..200).map(|_| time(duo, work)).fold(f64::INFINITY, f64::min)
             };
             let drafts = |n: usize| {
                 let tokens = tokens.clone();
@@ -367,7 +406,6 @@ fn the_time_of_a_draft_step() {
                 "{head}, int8, {threads} thread(s): draft step {draft:.0} us ({:.1} GB/s of {bytes} bytes), target step {step:.0} us",
                 bytes as f64 / draft / 1e3
             );
-            assert!(draft.is_finite());
         }
     }
 }

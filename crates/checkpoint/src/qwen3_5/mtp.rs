@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn what_cannot_serve_is_refused_by_field() {
-        refused(|v| v["text_config"] = Value::Null, &["text_config", "absent"]);
+        refused(|v| v["text_config"] = Value::Null, &["text_config is null", "text_config of the target"]);
         refused(
             |v| v["text_config"]["model_type"] = json!("llama"),
             &["text_config.model_type", "\"llama\"", "qwen3_5"],

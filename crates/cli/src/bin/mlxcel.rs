@@ -7,7 +7,7 @@ use mlxcel_cli::args::{Cli, Verb, spelled_out};
 use mlxcel_cli::locate::Environment;
 #[cfg(feature = "hub")]
 use mlxcel_cli::pull;
-use mlxcel_cli::{convert, generate, inspect, list, perplexity, rm, run};
+use mlxcel_cli::{convert, generate, inspect, list, perplexity, probe, rm, run};
 
 fn main() -> ExitCode {
     let cli = Cli::parse_from(spelled_out(std::env::args_os()));
@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         Verb::Run(args) => run::run(&args, &environment),
         Verb::Inspect(args) => inspect::run(&args, &environment),
         Verb::Perplexity(args) => perplexity::run(&args, &environment),
+        Verb::Probe(args) => probe::run(&args, &environment),
         Verb::Convert(args) => convert::run(&args),
         #[cfg(feature = "hub")]
         Verb::Pull(args) => pull::run(&args, &environment),

@@ -15,6 +15,9 @@ const KEEP_SHORT: f64 = 1.0 - 1.0 / 6.0;
 /// text that happens about once in a thousand rounds, and then costs a few rounds of coarser rates.
 const CHANGED: f64 = 3.5;
 
+/// What counts weigh after a step in which nothing was drafted, where others' go on.
+const FADE: f64 = 1.0 - 1.0 / 200.0;
+
 /// Rounds that the guess at a rate weighs.
 const GUESS: f64 = 3.0;
 
@@ -55,6 +58,12 @@ impl Acceptance {
             self.long.right = self.short.right;
             self.long.tried = self.short.tried;
         }
+    }
+
+    /// Lets a step go by without drafts: what was counted says less and less of the text.
+    pub(super) fn fade(&mut self) {
+        self.long.age(FADE);
+        self.short.age(FADE);
     }
 
     /// Whether there are counts enough to start another sequence from.
@@ -142,11 +151,17 @@ impl Counts {
     }
 
     fn record(&mut self, proposed: usize, accepted: usize) {
+        // All depths age alike: bad luck at one that is seldom tried must not be remembered for ever.
+        self.age(self.keep);
         // The first wrong draft was tried; of those after it nothing is known.
         for depth in 0..proposed.min(accepted + 1).min(DEPTHS) {
-            self.tried[depth] = self.tried[depth] * self.keep + 1.0;
-            self.right[depth] = self.right[depth] * self.keep + if depth < accepted { 1.0 } else { 0.0 };
+            self.tried[depth] += 1.0;
+            self.right[depth] += if depth < accepted { 1.0 } else { 0.0 };
         }
+    }
+
+    fn age(&mut self, keep: f64) {
+        self.tried.iter_mut().chain(&mut self.right).for_each(|c| *c *= keep);
     }
 }
 

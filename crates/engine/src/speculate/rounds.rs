@@ -5,7 +5,7 @@ use std::time::Instant;
 use mlxcel_model::drafters::{Ask, Candidate, Choose, Drafter, DrafterInfo, HiddenRows, Kept};
 
 use super::acceptance::Acceptance;
-use super::width::{Costs, Others, Policy, Width};
+use super::width::{Costs, Others, Policy, Seat, Width, plan};
 use super::{MAX_BLOCK, Rounds, Speculation};
 use crate::scheduler::Planned;
 use crate::sequence::Sequence;
@@ -98,34 +98,32 @@ impl Speculator {
         }
         let decoding = running.iter().filter(|s| s.is_decoding()).count();
         if self.calibrate > 0 {
-            let measures = decoding == running.len() && decoding == 1 && running[0].width.is_some();
-            self.calibrate -= usize::from(measures);
+            self.calibrate -= usize::from(decoding > 0 && decoding == running.len());
             return drafts;
         }
-        let own_width = self.own_width();
+        let alone = if decoding == 1 { self.options.alone } else { None };
         // Rows beside those that every sequence has anyway.
         let mut spare = budget.saturating_sub(decoding);
-        let mut rows = decoding;
-        let mut chosen = Vec::new();
+        let mut who = Vec::new();
+        let mut seats = Vec::new();
         for (i, sequence) in running.iter_mut().enumerate() {
-            if !sequence.is_decoding() {
-                continue;
+            if let (true, Some(width)) = (sequence.is_decoding(), sequence.width.as_mut()) {
+                who.push(i);
+                seats.push(Seat { width, most: most[i].min(1 + spare) });
             }
-            let Some(width) = &mut sequence.width else { continue };
-            let others = Others { rows: rows - 1, sequences: decoding - 1 };
-            let most = most[i].min(1 + spare);
-            let alone = if decoding == 1 { self.options.alone } else { None };
-            let k = match alone {
-                Some(false) => 1,
-                Some(true) => own_width,
-                None => width.next(&self.costs, &self.acceptance, others, most),
-            };
-            let k = k.clamp(1, most);
-            if most > 1 {
-                sequence.set_idle(k == 1);
-            }
+        }
+        let others = decoding - seats.len();
+        let widths = match alone {
+            Some(drafts) => vec![if drafts { self.own_width() } else { 1 }; seats.len()],
+            None => plan(&mut seats, &self.costs, &self.acceptance, Others { rows: others, sequences: others }),
+        };
+        let mut chosen = Vec::new();
+        for (i, k) in who.into_iter().zip(widths) {
+            let k = k.min(most[i]).min(1 + spare).max(1);
             spare -= k - 1;
-            rows += k - 1;
+            if most[i] > 1 {
+                running[i].set_idle(k == 1);
+            }
             if k > 1 {
                 chosen.push((i, k - 1));
             }

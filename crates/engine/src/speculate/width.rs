@@ -8,14 +8,15 @@
 //! There is no clock and no chance in here: the same measurements lead to the same widths.
 
 mod costs;
+mod plan;
 mod scene;
 #[cfg(test)]
 mod tests;
 
 pub use costs::Costs;
+pub use plan::{Seat, plan};
 
 use super::{Acceptance, MAX_BLOCK};
-use scene::Scene;
 
 /// Who chooses the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +32,10 @@ pub enum Policy {
     Pinned(usize),
 }
 
-/// The other sequences of a step.
+/// Sequences of a step whose widths are not being chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Others {
-    /// Their rows: as planned for this step where that is known, of the last step otherwise.
+    /// Their rows.
     pub rows: usize,
     /// How many they are.
     pub sequences: usize,
@@ -69,26 +70,23 @@ const TUNING: Tuning = Tuning { margin: 1.03, dwell: 6.0, trials: (3.0, 0.008), 
 /// Factor by which another width is so much better that nothing is waited for.
 const URGENT: f64 = 1.25;
 
-/// Each recent change of width makes the next wait so many steps longer.
-const DWELL_MORE: f64 = 4.0;
+/// Each recent change of width makes the next wait so many times as long again.
+const DWELL_MORE: f64 = 2.0;
 
-/// What a change weighs a step later.
+/// What a change still weighs a step later.
 const DWELL_KEEP: f64 = 0.99;
 
 /// Steps between trials of neighbouring widths.
 const TRIAL_PAUSE: u64 = 6;
 
 /// Plain steps before drafting is tried again, at first and at most: they double with each trial that fails.
-const WAIT: (u64, u64) = (12, 96);
+const WAIT: (u64, u64) = (8, 40);
 
 /// Rounds of such a trial, if the first draft of its first round is right.
 const RETRY: u64 = 4;
 
-/// Steps for which a width is kept that pays only if the others take it too.
-const TOGETHER: u64 = 8;
-
-/// Steps before the next such attempt, at first; they double each time.
-const TOGETHER_WAIT: u64 = 32;
+/// Steps after which one is given up for which the drafter proposed nothing.
+const RETRY_STEPS: u64 = 16;
 
 /// Chooses the block width of one sequence, step by step.
 #[derive(Clone, Debug)]
@@ -112,11 +110,6 @@ pub struct Width {
     wait: u64,
     idle: u64,
     retries: u64,
-    /// Steps for which the settled width is kept whatever it is worth.
-    hold: u64,
-    /// The step from which on widths are tried that pay only if all take them, and the pause after that.
-    together_from: u64,
-    together_wait: u64,
     counters: WidthCounters,
 }
 
@@ -126,7 +119,7 @@ enum Trial {
     /// One step, for its cost.
     Neighbour(usize),
     /// Rounds at a width, for their acceptance.
-    Retry { k: usize, rounds: u64, seen: Acceptance },
+    Retry { k: usize, steps: u64, rounds: u64, seen: Acceptance },
 }
 
 /// What a planned step should take.
@@ -161,40 +154,33 @@ impl Width {
             wait: WAIT.0,
             idle: 0,
             retries: 0,
-            hold: 0,
-            together_from: 0,
-            together_wait: TOGETHER_WAIT,
             counters: WidthCounters::default(),
         }
     }
 
-    /// The width of the next step: rows to verify, of which all but the first are drafts. 1 = a plain step. Never above `most`,
-    /// which may be small near the end of an answer.
-    ///
-    /// `prior` is the acceptance of the engine's earlier rounds.
+    /// The width of the next step: rows to verify, of which all but the first are drafts. 1 = a plain step. Never above `most`.
+    /// [`plan`] for one sequence.
     pub fn next(&mut self, costs: &Costs, prior: &Acceptance, others: Others, most: usize) -> usize {
-        self.planned = None;
+        plan(&mut [Seat { width: self, most }], costs, prior, others)[0]
+    }
+
+    /// The widths it may have.
+    fn bounds(&self, most: usize) -> (usize, usize) {
+        let most = most.clamp(1, MAX_BLOCK);
         match self.policy {
-            Policy::Pinned(k) => k.clamp(1, most.clamp(1, MAX_BLOCK)),
-            Policy::Adaptive { start, most: widest } => {
-                let most = most.min(widest).clamp(1, MAX_BLOCK);
-                if most == 1 {
-                    1
-                } else {
-                    self.adapt(costs, prior, others, start.clamp(1, widest.clamp(1, MAX_BLOCK)), most)
-                }
-            }
+            Policy::Pinned(k) => (k.clamp(1, most), k.clamp(1, most)),
+            Policy::Adaptive { most: widest, .. } => (1, most.min(widest.max(1))),
         }
     }
 
     /// Notes what became of the step that [`Width::next`] planned: `k` rows were verified, of which `proposed` were drafts and
     /// the first `accepted` of these right. A drafter may have proposed fewer than were asked for, or none.
     pub fn round(&mut self, k: usize, proposed: usize, accepted: usize) {
-        debug_assert!(accepted <= proposed && proposed < k.max(1));
+        let proposed = proposed.min(k.saturating_sub(1));
+        let accepted = accepted.min(proposed);
         self.counters.steps += 1;
         self.since += 1;
         self.churn *= DWELL_KEEP;
-        self.hold = self.hold.saturating_sub(1);
         let planned = self.planned.take();
         if let Some(planned) = planned {
             self.elapsed += planned.share;
@@ -233,63 +219,24 @@ impl Width {
         self.counters
     }
 
-    fn adapt(&mut self, costs: &Costs, prior: &Acceptance, others: Others, start: usize, most: usize) -> usize {
-        // What drafting is measured against comes first.
-        let is_first = others.sequences == 0 && self.counters.steps < 2;
-        if costs.step_cost(1).is_none() || is_first && !costs.is_known(1) {
-            return 1;
-        }
-        let scene = Scene::new(costs, others, &self.own, prior, self.tuning.counts_drafts);
-        let settled = match self.settled {
-            Some(k) => k,
-            None if prior.is_known() => scene.best(most, Scene::value).0,
-            None => start,
-        };
-        self.settled = Some(settled);
-        if self.trial.is_none() {
-            self.settle(&scene, most);
-            self.trial = self.experiment(&scene, start, most);
-        }
-        let settled = self.settled.unwrap_or(1).min(most);
-        let k = match &self.trial {
-            Some(Trial::Neighbour(k) | Trial::Retry { k, .. }) => (*k).min(most),
-            None => settled,
-        };
-        let loss = match &self.trial {
-            Some(Trial::Neighbour(_)) => scene.time(k) * (1.0 - scene.value(k) / scene.value(settled)),
-            Some(Trial::Retry { .. }) => scene.time(k) - scene.time(1),
-            None => 0.0,
-        };
-        let worth = if matches!(self.trial, Some(Trial::Retry { .. })) { scene.worth(1) } else { 0.0 };
-        self.planned = Some(Planned { share: scene.time(k) / scene.sequences() as f64, loss, worth });
-        k
+    /// Whether it has kept its width long enough to change it.
+    fn has_dwelt(&self) -> bool {
+        self.since as f64 >= self.tuning.dwell * (1.0 + DWELL_MORE * self.churn)
     }
 
-    /// Goes over to a width that is better by enough.
-    fn settle(&mut self, scene: &Scene<'_>, most: usize) {
-        if self.hold > 0 {
-            return;
-        }
-        let now = self.settled.unwrap_or(1).min(most);
-        let value = scene.value(now);
-        let (best, highest) = scene.best(most, Scene::value);
-        let dwelt = self.since as f64 >= self.tuning.dwell * (1.0 + DWELL_MORE * self.churn);
-        if highest > value * self.tuning.margin && (dwelt || highest > value * URGENT && self.since > 0) {
-            self.change(best);
-        } else if scene.sequences() > 1 && dwelt && self.counters.steps >= self.together_from {
-            let (best, rate) = scene.best(most, Scene::together);
-            if best != now && rate > highest * self.tuning.margin {
-                self.change(best);
-                self.hold = TOGETHER;
-                self.together_from = self.counters.steps + self.together_wait;
-                self.together_wait *= 2;
-            }
-        }
+    /// Whether a neighbouring width may be tried.
+    fn has_paused(&self) -> bool {
+        self.counters.steps >= self.last_trial + TRIAL_PAUSE
+    }
+
+    /// Whether drafting may be tried again.
+    fn has_waited(&self) -> bool {
+        self.settled == Some(1) && self.idle >= self.wait
     }
 
     fn change(&mut self, k: usize) {
         if k == 1 {
-            // A width that did not last was not worth finding.
+            // Drafts that did not last were not worth finding.
             self.wait = if self.since < WAIT.0 * 2 { (self.wait * 2).min(WAIT.1) } else { WAIT.0 };
         }
         self.settled = Some(k);
@@ -299,31 +246,22 @@ impl Width {
         self.counters.changes += 1;
     }
 
-    /// The next trial, if one is due, can show something, and may cost what it costs.
-    fn experiment(&self, scene: &Scene<'_>, start: usize, most: usize) -> Option<Trial> {
-        let settled = self.settled.unwrap_or(1).min(most);
-        let value = scene.value(settled) * self.tuning.margin;
-        let (trial, loss) = if settled == 1 {
-            if self.idle < self.wait {
-                return None;
-            }
-            let pays = |k: &usize| scene.best_case(*k) > value;
-            // The cheapest width finds drafts that are right at once; one with more drafts finds those that are if the first is.
-            let cheapest = (2..=most).filter(pays).min_by(|a, b| scene.time(*a).total_cmp(&scene.time(*b)))?;
-            let k = if self.retries % 2 == 1 && start > 1 && start <= most && pays(&start) { start } else { cheapest };
-            (Trial::Retry { k, rounds: 0, seen: Acceptance::new() }, scene.time(k) - scene.time(1))
-        } else {
-            if self.hold > 0 || self.counters.steps < self.last_trial + TRIAL_PAUSE {
-                return None;
-            }
-            let near = (settled.saturating_sub(2).max(2)..=(settled + 2).min(most))
-                .filter(|k| *k != settled && scene.is_strange(*k) && scene.hoped(*k) > value);
-            let k = near.max_by(|a, b| scene.value(*a).total_cmp(&scene.value(*b)))?;
-            (Trial::Neighbour(k), scene.time(k) * (1.0 - scene.value(k) / scene.value(settled)))
-        };
+    /// The width of the next retry, if it is not the cheapest one's turn.
+    fn retry_width(&self) -> Option<usize> {
+        match self.policy {
+            Policy::Adaptive { start, .. } if self.retries % 4 == 3 && start > 1 => Some(start),
+            _ => None,
+        }
+    }
+
+    fn retry(&mut self, k: usize) {
+        self.trial = Some(Trial::Retry { k, steps: 0, rounds: 0, seen: Acceptance::new() });
+    }
+
+    /// Whether trials may cost `loss` seconds more, where a plain step takes `plain` for each sequence.
+    fn affords(&self, loss: f64, plain: f64) -> bool {
         let (first, share) = self.tuning.trials;
-        let allowed = first * scene.time(1) / scene.sequences() as f64 + share * self.elapsed;
-        (self.spent + loss.max(0.0) <= allowed).then_some(trial)
+        self.spent + loss <= first * plain + share * self.elapsed
     }
 
     /// Notes what came of a step of a trial.
@@ -334,15 +272,19 @@ impl Width {
                 self.last_trial = self.counters.steps;
             }
             // Nothing was proposed, so nothing was seen, and it cost a plain step.
-            trial @ Trial::Retry { .. } if proposed == 0 => self.trial = Some(trial),
-            Trial::Retry { k, rounds, mut seen } => {
+            Trial::Retry { k, steps, rounds, seen } if proposed == 0 && steps < RETRY_STEPS => {
+                self.trial = Some(Trial::Retry { k, steps: steps + 1, rounds, seen });
+            }
+            Trial::Retry { k, steps, rounds, mut seen } => {
                 seen.record(proposed, accepted);
                 let fails = rounds == 0 && accepted == 0;
-                if !fails && rounds + 1 < RETRY {
-                    self.trial = Some(Trial::Retry { k, rounds: rounds + 1, seen });
+                if !fails && rounds + 1 < RETRY && proposed > 0 {
+                    self.trial = Some(Trial::Retry { k, steps: steps + 1, rounds: rounds + 1, seen });
                     return;
                 }
-                if !fails {
+                if fails {
+                    self.own.record(proposed, accepted);
+                } else {
                     self.own = seen; // of the text as it is now
                 }
                 self.idle = 0;

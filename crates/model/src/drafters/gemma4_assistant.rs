@@ -44,7 +44,8 @@ pub fn check(target: &Checkpoint, head: &Checkpoint) -> Result<(), ModelError> {
     same("text_config.vocab_size", model.vocab_size, own.vocab_size)?;
     for (layer, kind) in own.layer_types.iter().enumerate() {
         let Some(source) = model.last_caching(*kind) else {
-            let types = [LayerType::Sliding, LayerType::Full].into_iter().filter(|kind| model.last_caching(*kind).is_some());
+            let types =
+                [LayerType::Sliding, LayerType::Full].into_iter().filter(|kind| model.last_caching(*kind).is_some());
             let expected = format!("layers of type {}", types.map(LayerType::name).collect::<Vec<_>>().join(", "));
             return mismatch("text_config.layer_types", expected, kind.name().into());
         };

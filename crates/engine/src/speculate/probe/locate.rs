@@ -6,6 +6,11 @@ use mlxcel_model::tap::{Site, Tap};
 use super::report::What;
 use super::walk::{Block, Walk, digest};
 
+/// Taking rows back from recurrent states.
+const TAKE_BACK: Site = Site { layer: None, op: "take_back" };
+/// Recurrent states after the last row, where no operation shows them.
+const STATE: Site = Site { layer: None, op: "state" };
+
 /// Digests of every row at every site: a whole forward pass of intermediates need not be kept.
 struct Rows {
     rows: usize,
@@ -37,10 +42,26 @@ impl Walk<'_> {
         step: usize,
         what: What,
     ) -> Result<Option<Site>, ModelError> {
-        let taking_back = Some(Site { layer: None, op: "take_back" });
         if what == What::Refused {
-            return Ok(taking_back);
+            return Ok(Some(TAKE_BACK));
         }
+        let site = self.site(order, blocks, sequence, step, what)?;
+        if site.is_some() {
+            return Ok(site);
+        }
+        // A row may find what was in its place before: again, in memory as fresh as the reference had it.
+        self.fill()?;
+        self.site(order, blocks, sequence, step, what)
+    }
+
+    fn site(
+        &mut self,
+        order: &[usize],
+        blocks: &[Block],
+        sequence: usize,
+        step: usize,
+        what: What,
+    ) -> Result<Option<Site>, ModelError> {
         let mut reference = Vec::with_capacity(step + 1); // [step]
         self.restart(&[sequence]);
         for at in 0..=step {
@@ -68,8 +89,6 @@ impl Walk<'_> {
         }
         // Every row agrees, and yet a state does not: it was moved wrongly after its last row was right.
         let taken = blocks.last().is_some_and(|block| block.right < block.len);
-        Ok((what == What::State)
-            .then_some(if taken { taking_back } else { Some(Site { layer: None, op: "state" }) })
-            .flatten())
+        Ok((what == What::State).then_some(if taken { TAKE_BACK } else { STATE }))
     }
 }

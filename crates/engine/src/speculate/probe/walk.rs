@@ -44,7 +44,6 @@ impl<'a> Walk<'a> {
         let pages = |s: &Sequence| (s.prefix.len() + s.right.len()).div_ceil(page_len);
         let counts: Vec<usize> = draw.sequences.iter().map(pages).collect();
         let total: usize = counts.iter().sum();
-        model.reserve(&vec![total; model.kv_layout().len()], counts.len())?;
         // Interleaved and backwards: nothing may depend on pages lying in order.
         let mut tables: Vec<Vec<u32>> = vec![Vec::new(); counts.len()];
         let mut free = (0..total as u32).rev();
@@ -58,21 +57,29 @@ impl<'a> Walk<'a> {
         let lines: Vec<Line<'a>> = draw.sequences.iter().zip(tables).map(line).collect();
         let vocab = model.info().vocab_size;
         let mut walk = Walk { model, lines, vocab };
-        let longest = draw.sequences.iter().map(|s| s.prefix.len()).max().unwrap_or(0);
+        walk.fill()?;
+        Ok(walk)
+    }
+
+    /// Replaces the model's memory by one that holds the prefixes and nothing else.
+    pub(super) fn fill(&mut self) -> Result<(), ModelError> {
+        let pages = self.lines.iter().map(|line| line.pages.len()).sum();
+        self.model.reserve(&vec![pages; self.model.kv_layout().len()], self.lines.len())?;
+        let longest = self.lines.iter().map(|line| line.sequence.prefix.len()).max().unwrap_or(0);
         for start in (0..longest).step_by(CHUNK) {
             let mut batch = Batch::new();
-            for (s, line) in walk.lines.iter().enumerate() {
+            for (s, line) in self.lines.iter().enumerate() {
                 let prefix = &line.sequence.prefix;
                 if let Some(rows) = prefix.get(start..prefix.len().min(start + CHUNK)).filter(|rows| !rows.is_empty()) {
-                    walk.push(&mut batch, s, start, rows, Wanted::None);
+                    self.push(&mut batch, s, start, rows, Wanted::None);
                 }
             }
-            walk.model.forward(&batch)?;
+            self.model.forward(&batch)?;
         }
-        for s in 0..walk.lines.len() {
-            walk.lines[s].prefilled = walk.model.save_state(s);
+        for s in 0..self.lines.len() {
+            self.lines[s].prefilled = self.model.save_state(s);
         }
-        Ok(walk)
+        Ok(())
     }
 
     fn push(&self, batch: &mut Batch, sequence: usize, start: usize, tokens: &[u32], wanted: Wanted) {
@@ -98,7 +105,7 @@ impl<'a> Walk<'a> {
     pub(super) fn compare(&mut self, outcome: &mut Outcome, draw: usize) -> Result<(), ModelError> {
         // Another sequence comes first each time.
         let order: Vec<usize> = (0..outcome.batch).map(|i| (i + outcome.width + draw) % outcome.batch).collect();
-        let blocks = self.blocks(outcome.width, draw);
+        let blocks = self.blocks(outcome, draw);
         let mut first = None;
         self.restart(&order);
         for (b, block) in blocks.iter().enumerate() {
@@ -116,15 +123,18 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// A block whose last drafts are wrong, and the block that follows what of it was right; or, of width 1, all steps.
-    fn blocks(&self, width: usize, draw: usize) -> Vec<Block> {
+    /// A block whose last drafts are wrong, and the block that follows what of it was right; or, of width 1, all steps. In batches
+    /// the first block is short, for the sake of time: rows do not know how many others will be taken back.
+    fn blocks(&self, outcome: &Outcome, draw: usize) -> Vec<Block> {
+        let width = outcome.width;
         let steps = self.lines[0].sequence.right.len();
         if width == 1 {
             return (0..steps).map(|at| Block { at, len: 1, right: 1 }).collect();
         }
-        // 1 to width - 1 right rows, as far as the reference reaches.
-        let right = 1 + (width / 2 + draw) % (width - 1).min(steps - width);
-        vec![Block { at: 0, len: width, right }, Block { at: right, len: width, right: width }]
+        let len = if outcome.batch == 1 { width } else { 2 };
+        // 1 to len - 1 right rows, as far as the reference reaches.
+        let right = 1 + (width / 2 + draw) % (len - 1).min(steps - width);
+        vec![Block { at: 0, len, right }, Block { at: right, len: width, right: width }]
     }
 
     /// Rows `[rows, vocab]` from a step on against the reference; the first step that differs.

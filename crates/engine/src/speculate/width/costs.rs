@@ -108,6 +108,8 @@ impl Default for Curve {
 struct Point {
     /// The last [`WINDOW`] of them in units, oldest first.
     recent: Vec<f64>,
+    /// Their lower median: of two, the smaller.
+    median: f64,
     /// All that count for how well it is known.
     weight: f64,
     /// How often it is measured of late.
@@ -117,11 +119,10 @@ struct Point {
 }
 
 impl Point {
-    /// The lower median: of two, the smaller.
-    fn median(&self) -> f64 {
+    fn sort(&mut self) {
         let mut sorted = self.recent.clone();
         sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
+        self.median = sorted[(sorted.len() - 1) / 2];
     }
 
     /// How often it has been measured of late, at measurement `now` of the curve.
@@ -143,11 +144,10 @@ impl Curve {
             units = units.clamp(expected / BELIEVED, expected * BELIEVED);
         }
         let now = self.count;
-        let busiest =
-            self.points.iter().max_by(|a, b| a.1.activity(now).total_cmp(&b.1.activity(now))).map(|(w, _)| *w);
+        let busiest = self.points.values().map(|p| p.activity(now)).fold(0.0, f64::max);
         let point = self.points.entry(width).or_default();
         let full = point.recent.len() == WINDOW;
-        let before = point.median();
+        let before = point.median;
         if point.last + STALE < now && point.recent.len() > LEFT {
             point.recent.drain(..point.recent.len() - LEFT);
             point.weight = LEFT as f64;
@@ -155,13 +155,16 @@ impl Curve {
             point.recent.remove(0);
         }
         point.recent.push(units);
+        point.sort();
         point.activity = point.activity(now) + 1.0;
         point.weight += 1.0;
         point.last = now;
-        if full && busiest == Some(width) {
-            // What changes at the busiest width changes everywhere; its own figure in units stays.
-            let change = point.median() / before;
+        if full {
+            // What changes at the busiest width changes everywhere, and its own figure in units stays; a width that is seldom
+            // measured has rather changed by itself.
+            let change = (point.median / before).powf((point.activity / busiest).min(1.0));
             point.recent.iter_mut().for_each(|u| *u /= change);
+            point.median /= change;
             self.level *= change;
         }
     }
@@ -173,7 +176,7 @@ impl Curve {
     /// The cost of a width in units: its own median, leaning on its neighbours while it is little known, or theirs alone.
     fn units(&self, width: usize, own: bool) -> Option<f64> {
         let own = self.points.get(&width).filter(|_| own);
-        let point = |(w, p): (&usize, &Point)| (*w as f64, p.median());
+        let point = |(w, p): (&usize, &Point)| (*w as f64, p.median);
         let below = self.points.range(..width).next_back().map(point);
         let above = self.points.range(width + 1..).next().map(point);
         let w = width as f64;
@@ -185,15 +188,15 @@ impl Curve {
             (None, None) => None,
         };
         match (own, others) {
-            (Some(point), Some(others)) => Some((point.median() * point.weight + others) / (point.weight + 1.0)),
-            (Some(point), None) => Some(point.median()),
+            (Some(point), Some(others)) => Some((point.median * point.weight + others) / (point.weight + 1.0)),
+            (Some(point), None) => Some(point.median),
             (None, others) => others,
         }
     }
 
     /// Cost of a further row beyond the widths measured, of which `end` is the first or the last.
     fn slope(&self, end: (f64, f64)) -> f64 {
-        let point = |(w, p): (&usize, &Point)| (*w as f64, p.median());
+        let point = |(w, p): (&usize, &Point)| (*w as f64, p.median);
         match (self.points.iter().next().map(point), self.points.iter().next_back().map(point)) {
             (Some(first), Some(last)) if last.0 > first.0 => ((last.1 - first.1) / (last.0 - first.0)).max(0.0),
             _ => end.1 * SLOPE / (1.0 + SLOPE * (end.0 - 1.0)),
@@ -202,7 +205,7 @@ impl Curve {
 
     /// Seconds of the nearest narrower width measured.
     fn below(&self, width: usize) -> Option<f64> {
-        self.points.range(..width).next_back().map(|(_, p)| p.median() * self.level)
+        self.points.range(..width).next_back().map(|(_, p)| p.median * self.level)
     }
 
     /// Measurements since the last of a width.

@@ -37,7 +37,8 @@ impl<B: Backend> Head<B> {
             let centroids = load.linear("masked_embedding.centroids", sizes.num_centroids, hidden)?;
             load.ledger.vector(LIST, vocab);
             let list = permutation(&load.weights.integers(LIST, vocab)?);
-            let token_ordering = list.map_err(|problem| refuse(format!("{LIST}{problem}; download or convert it again")))?;
+            let token_ordering =
+                list.map_err(|problem| refuse(format!("{LIST}{problem}; download or convert it again")))?;
             Ok(Clusters { centroids, token_ordering, sizes })
         });
         let embed_tokens = load.linear("model.embed_tokens", vocab, hidden)?;

@@ -5,11 +5,11 @@ use mlxcel_checkpoint::{Checkpoint, Weights};
 use mlxcel_compute::{Backend, Batch};
 
 use super::head::Head;
-use crate::{ModelError, Network};
 use crate::gemma4::{Gemma4, Layer, rotations};
 use crate::layers::Loader;
 use crate::summary::Ledger;
 use crate::tap::{Tap, show};
+use crate::{ModelError, Network};
 
 /// A decoder without K/V of its own, between two projections.
 pub struct Assistant<B: Backend> {
@@ -44,7 +44,8 @@ impl<B: Backend> Assistant<B> {
         let model = load.sub("model.");
         let mut layers = Vec::with_capacity(which.len());
         for (l, (kind, rotation)) in config.text.layer_types.iter().zip(which).enumerate() {
-            let slot = target.shared_kv(*kind).ok_or_else(|| refuse(format!("the model has no {} layer", kind.name())))?;
+            let slot =
+                target.shared_kv(*kind).ok_or_else(|| refuse(format!("the model has no {} layer", kind.name())))?;
             layers.push(Layer::load(&model.sub(&format!("layers.{l}.")), &config.text, l, slot, rotation)?);
         }
         let assistant = Assistant {

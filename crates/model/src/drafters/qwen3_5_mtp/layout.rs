@@ -38,10 +38,12 @@ impl Layout {
         let root = Weights::new(checkpoint, "");
         let conv = checkpoint.names().filter(|name| name.ends_with("linear_attn.conv1d.weight"));
         let norms = match conv.filter_map(|name| root.conv_layout(name)).next() {
+            Some(ConvLayout::Transformers) => Norms::Centred,
             // Whoever moves the convolution's axes also adds the 1, but not always to a head that is not part of the model.
             Some(ConvLayout::Mlx) => Norms::Unknown,
-            // The model's names in a file without the model are names nobody converted.
-            Some(ConvLayout::Transformers) | None => Norms::Centred,
+            None if prefix.starts_with("language_model.") => Norms::Unknown,
+            // The model's names in a file without the model are names nobody converted (§4.6).
+            None => Norms::Centred,
         };
         Layout { prefix, norms }
     }

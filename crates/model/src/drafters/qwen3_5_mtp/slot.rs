@@ -10,6 +10,9 @@ use crate::TAKE_BACK;
 /// Newest hidden states that are remembered: a recurrent target goes back by so many rows, and one more forms the pair before.
 const RECENT: usize = TAKE_BACK + 1;
 
+/// Most pairs in doubt at a time: a slot that is taken back again and again, and never asked, begins afresh.
+const MOST_DOUBTS: usize = 64;
+
 /// The pairs of positions `base..base + tokens.len()`, without a gap.
 #[derive(Debug, Default)]
 pub struct Slot {
@@ -97,7 +100,7 @@ impl Slot {
 
     /// Forgets all positions from `len` on.
     pub fn take_back(&mut self, len: usize) {
-        if len <= self.base {
+        if len <= self.base || self.doubts.len() == MOST_DOUBTS {
             *self = Slot::default();
             return;
         }
@@ -240,6 +243,17 @@ mod tests {
         assert!(slot.wait_for_last());
         assert_eq!(slot.waiting(1, 2), (5, &[9][..], &[8.0, 8.0][..]));
         assert!(slot.wait_for_last() && slot.waits() == 1);
+    }
+
+    #[test]
+    fn doubts_are_bounded() {
+        let mut slot = Slot::default();
+        for p in 0..=MOST_DOUBTS {
+            feed(&mut slot, p, p + 1, 0);
+            slot.take_back(p + 1);
+            assert_eq!(slot.doubts.len(), if p < MOST_DOUBTS { p + 1 } else { 0 });
+        }
+        assert_eq!(slot.len(), 0);
     }
 
     #[test]
