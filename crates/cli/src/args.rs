@@ -205,7 +205,13 @@ impl LimitArgs {
 pub struct DraftArgs {
     /// Drafter: a checkpoint directory, a pulled model, a name under models/, or none (also -md) [default: NAME-assistant* or
     /// NAME-mtp* beside the model, or the head inside it]
-    #[arg(long, visible_alias = "draft-model", value_name = "PATH", env = "MLXCEL_MODEL_DRAFT", hide_env_values = true)]
+    #[arg(
+        long,
+        visible_alias = "draft-model",
+        value_name = "PATH",
+        env = "MLXCEL_MODEL_DRAFT",
+        hide_env_values = true
+    )]
     pub model_draft: Option<PathBuf>,
     /// How to draft [default: as the drafter's config.json says]
     #[arg(long, value_name = "KIND", env = "MLXCEL_DRAFT_KIND", hide_env_values = true)]

@@ -110,7 +110,12 @@ pub fn engine(
     let Pair { mut model, drafter } = pair;
     let Some(drafter) = drafter else { return Ok((Engine::new(model, tokenizer, options)?, false)) };
     let settings = Settings::read(|name| std::env::var(name).ok())?;
-    let widest = args.draft_block_size.unwrap_or(MAX_BLOCK);
+    // Blocks have to fit the context, and the probe goes a little beyond them.
+    let room = model.info().context_length.saturating_sub(8);
+    let widest = args.draft_block_size.unwrap_or(MAX_BLOCK).min(room);
+    if widest < 2 {
+        return Ok((Engine::new(model, tokenizer, options)?, false));
+    }
     let mut inexact = false;
     match settings.decide(difference(&mut *model, widest, options.parallel, environment)?) {
         Decision::Draft => {}
@@ -128,7 +133,12 @@ pub fn engine(
 }
 
 /// How blocks up to `widest` differ from single steps; `None` = not at all.
-fn difference(model: &mut dyn Model, widest: usize, parallel: usize, environment: &Environment) -> Result<Option<String>> {
+fn difference(
+    model: &mut dyn Model,
+    widest: usize,
+    parallel: usize,
+    environment: &Environment,
+) -> Result<Option<String>> {
     let probe = Probe::startup(widest, parallel);
     let verdicts = Verdicts::at(environment.cache.clone());
     let key = Key::new(&model.info().path, &model.backend(), &probe);

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use mlxcel_engine::{Engine, EngineOptions, Finished, FinishReason, Request};
+use mlxcel_engine::{Engine, EngineOptions, FinishReason, Finished, Request};
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, speedup, stream, summary};

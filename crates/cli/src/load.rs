@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail};
 use mlxcel_checkpoint::{Checkpoint, GenerationDefaults};
 use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::sample::SamplingParams;
+use mlxcel_model::Model;
 use mlxcel_model::drafters::Ngram;
 use mlxcel_model::registry::{self, Pair};
-use mlxcel_model::Model;
 use mlxcel_text::{ChatTemplate, RenderRequest, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 

@@ -27,7 +27,9 @@ fn models() -> PathBuf {
 fn run(args: &[&str], variables: &[(&str, &str)]) -> Output {
     let cache = tempfile::tempdir().expect("temporary directory");
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlxcel"));
-    for name in ["MODEL", "MODEL_DRAFT", "DRAFT_KIND", "DRAFT_BLOCK_SIZE", "MTP_ADAPTIVE", "ENABLE_MTP_B1", "MTP_ALLOW_INEXACT"] {
+    for name in
+        ["MODEL", "MODEL_DRAFT", "DRAFT_KIND", "DRAFT_BLOCK_SIZE", "MTP_ADAPTIVE", "ENABLE_MTP_B1", "MTP_ALLOW_INEXACT"]
+    {
         command.env_remove(format!("MLXCEL_{name}"));
     }
     command.args(args).current_dir(root()).stdin(Stdio::null()).env("MLXCEL_CACHE_DIR", cache.path());
@@ -87,10 +89,9 @@ fn no_flag_changes_the_answer() {
 
 #[test]
 fn the_drafter_beside_the_model_is_taken() {
-    for (model, drafter) in [
-        ("gemma-4-tiny-it-4bit", "gemma-4-tiny-it-assistant-4bit"),
-        ("qwen3.5-tiny-4bit", "qwen3.5-tiny-mtp-4bit"),
-    ] {
+    for (model, drafter) in
+        [("gemma-4-tiny-it-4bit", "gemma-4-tiny-it-assistant-4bit"), ("qwen3.5-tiny-4bit", "qwen3.5-tiny-mtp-4bit")]
+    {
         assert_eq!(answer(&["-m", model], &[])["speculation"]["drafter"], drafter);
     }
     let named = answer(&["--model-draft", "gemma-4-tiny-it-assistant-bf16"], &[]);
@@ -115,7 +116,11 @@ fn the_summary_counts_rounds() {
 fn drafters_that_do_not_fit_are_refused() {
     let both = ["gemma-4-tiny-it-4bit", "qwen3.5-tiny-mtp-4bit"];
     fails(&["-m", both[0], "-md", both[1]], &[], &[both[0], both[1], "qwen3_5_mtp", "gemma4"]);
-    fails(&["-m", "qwen3.5-tiny-4bit", "-md", "gemma-4-tiny-it-assistant-4bit"], &[], &["qwen3.5-tiny-4bit", "assistant"]);
+    fails(
+        &["-m", "qwen3.5-tiny-4bit", "-md", "gemma-4-tiny-it-assistant-4bit"],
+        &[],
+        &["qwen3.5-tiny-4bit", "assistant"],
+    );
     // The same vocabulary size, other tokens.
     fails(
         &["-m", "gemma-4-tiny-it-4bit", "-md", "qwen3.5-tiny-4bit"],

@@ -252,11 +252,8 @@ impl Engine {
     pub fn step(&mut self) -> Vec<Event> {
         self.admit();
         let drafts = self.draft();
-        let known = |(s, d): (&Sequence, &Vec<u32>)| Known {
-            computed: s.computed,
-            tokens: s.history.len(),
-            drafts: d.len(),
-        };
+        let known =
+            |(s, d): (&Sequence, &Vec<u32>)| Known { computed: s.computed, tokens: s.history.len(), drafts: d.len() };
         let known: Vec<Known> = self.running.iter().zip(&drafts).map(known).collect();
         let mut planned = plan(&known, self.options.step_rows);
         for p in planned.iter_mut().filter(|p| p.len > 1 && p.drafts == 0) {

@@ -53,8 +53,10 @@ mod tests {
     use super::*;
 
     fn lengths(sequences: &[(usize, usize, usize)], budget: usize) -> Vec<(usize, usize, usize)> {
-        let known: Vec<Known> =
-            sequences.iter().map(|(computed, tokens, drafts)| Known { computed: *computed, tokens: *tokens, drafts: *drafts }).collect();
+        let known: Vec<Known> = sequences
+            .iter()
+            .map(|(computed, tokens, drafts)| Known { computed: *computed, tokens: *tokens, drafts: *drafts })
+            .collect();
         plan(&known, budget).iter().map(|p| (p.index, p.start, p.len)).collect()
     }
 

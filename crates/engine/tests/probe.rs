@@ -58,24 +58,19 @@ fn honest_backends_are_exact() {
     }
 }
 
-/// Where a fault must be found; in every outcome that blocks of this width or more, or as many rows in all, belong to.
-struct Case {
-    model: &'static str,
-    fault: Fault,
-    site: &'static str,
-    sees: fn(width: usize, batch: usize) -> bool,
-}
+/// Which widths and batches show a fault.
+type Shows = fn(width: usize, batch: usize) -> bool;
 
 #[test]
 fn every_fault_of_widths_and_batches_is_found_and_named() {
-    const ROWS: fn(usize, usize) -> bool = |width, batch| width * batch >= 2;
-    const FOUR: fn(usize, usize) -> bool = |width, batch| width * batch >= 4;
-    const FIVE: fn(usize, usize) -> bool = |width, batch| width * batch >= 5;
-    const BLOCK: fn(usize, usize) -> bool = |width, _| width >= 2;
-    const LONG: fn(usize, usize) -> bool = |width, _| width > 8;
-    const WIDEST: fn(usize, usize) -> bool = |width, _| width >= 16;
-    const ALL: fn(usize, usize) -> bool = |_, _| true;
-    let cases: &[(&str, Fault, &str, fn(usize, usize) -> bool)] = &[
+    const ROWS: Shows = |width, batch| width * batch >= 2;
+    const FOUR: Shows = |width, batch| width * batch >= 4;
+    const FIVE: Shows = |width, batch| width * batch >= 5;
+    const BLOCK: Shows = |width, _| width >= 2;
+    const LONG: Shows = |width, _| width > 8;
+    const WIDEST: Shows = |width, _| width >= 16;
+    const ALL: Shows = |_, _| true;
+    let cases: &[(&str, Fault, &str, Shows)] = &[
         ("gemma4/dense", Fault::WideLinear, "layer 0, q_proj", ROWS),
         ("gemma4/dense", Fault::WidthDependentSum, "layer 0, q_proj", FOUR),
         ("gemma4/dense", Fault::NeighbourNorm, "layer 0, input_norm", ROWS),
@@ -110,22 +105,20 @@ fn every_fault_of_widths_and_batches_is_found_and_named() {
         ("qwen3_5/moe", Fault::MoeOrder, "layer 0, experts", ROWS),
         ("qwen3_5/moe", Fault::Unwritten(Verb::AddGated), "layer 0, mlp", FIVE),
     ];
-    for (model, fault, site, sees) in cases {
-        let case = Case { model, fault: *fault, site, sees: *sees };
-        found(&case);
+    for (model, fault, site, shows) in cases {
+        found(model, *fault, site, *shows);
     }
 }
 
-fn found(case: &Case) {
-    let Case { model, fault, site, sees } = case;
-    let backend = Faulty::new(CpuBackend::new(Precision::F32, 1), *fault);
+fn found(model: &str, fault: Fault, site: &str, shows: Shows) {
+    let backend = Faulty::new(CpuBackend::new(Precision::F32, 1), fault);
     let report = report(&small(), &mut *load(&golden(model), backend));
     let mut lines = Vec::new();
     for outcome in &report.outcomes {
-        let expected = sees(outcome.width, outcome.batch);
+        let expected = shows(outcome.width, outcome.batch);
         assert_eq!(outcome.is_exact(), !expected, "{model}, {fault:?}: {outcome}");
         let Some(first) = &outcome.first else { continue };
-        assert_eq!(first.site.map(|s| s.to_string()).as_deref(), Some(*site), "{model}, {fault:?}: {outcome}");
+        assert_eq!(first.site.map(|s| s.to_string()).as_deref(), Some(site), "{model}, {fault:?}: {outcome}");
         match first.what {
             What::Logits { expected, found, .. } => {
                 assert_ne!(expected.to_bits(), found.to_bits(), "{outcome}");
@@ -157,16 +150,19 @@ fn faults_of_other_kinds_are_not_seen() {
 
 #[test]
 fn a_difference_is_placed_where_it_is() {
-    let fault = Fault::WideLinear;
-    let probe = Probe { widths: vec![4], batches: vec![1], draws: 1, seed: 5, budget: None };
-    let mut model = load(&golden("gemma4/dense"), Faulty::new(CpuBackend::new(Precision::F32, 1), fault));
-    let first = report(&probe, &mut *model).outcomes.remove(0).first.expect("a difference");
-    // The last of four rows is off. Those after it in the same sequence read its K/V: the first wrong row decides.
-    assert_eq!((first.draw, first.sequence), (0, 0));
-    let again = report(&probe, &mut *model).outcomes.remove(0).first.expect("a difference");
-    assert_eq!(again, first, "a probe repeats itself");
-    let other = report(&Probe { seed: 6, ..probe }, &mut *model).outcomes.remove(0).first.expect("a difference");
-    assert_ne!((other.position, other.what), (first.position, first.what), "another seed is another walk");
+    let backend = Faulty::new(CpuBackend::new(Precision::F32, 1), Fault::WideLinear);
+    let mut model = load(&golden("gemma4/dense"), backend);
+    let mut seen = |seed| {
+        let probe = Probe { widths: vec![2, 4], batches: vec![1], draws: 1, seed, budget: None };
+        let outcomes = report(&probe, &mut *model).outcomes;
+        outcomes.into_iter().map(|o| o.first.expect("a difference")).collect::<Vec<_>>()
+    };
+    let first = seen(5);
+    assert!(first.iter().all(|d| (d.draw, d.sequence) == (0, 0)), "{first:?}");
+    // The last row of a block is off. In the first it is a wrong draft; the second starts at step 1 of K=2, at step 3 of K=4.
+    assert_eq!(first[1].position - first[0].position, (3 + 4) - (1 + 2), "{first:?}");
+    assert_eq!(seen(5), first, "a probe repeats itself");
+    assert_ne!(seen(6), first, "another seed is another walk");
 }
 
 #[test]

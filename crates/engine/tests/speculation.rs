@@ -42,7 +42,9 @@ fn samplings() -> Vec<SamplingParams> {
 fn prompts(count: usize) -> Vec<Vec<u32>> {
     let mut rng = Rng(17);
     // The number comes first, so that no prompt begins another.
-    (0..count).map(|i| [vec![420 + i as u32], (0..rng.below(30)).map(|_| 420 + rng.below(80) as u32).collect()].concat()).collect()
+    (0..count)
+        .map(|i| [vec![420 + i as u32], (0..rng.below(30)).map(|_| 420 + rng.below(80) as u32).collect()].concat())
+        .collect()
 }
 
 fn requests(count: usize, tokens: usize, change: impl Fn(usize, &mut Request)) -> Vec<Request> {
@@ -70,13 +72,21 @@ fn options(parallel: usize, reuse: bool) -> EngineOptions {
 
 fn driver(recurrent: bool, truths: &[Vec<u32>], plan: Plan, k: usize, options: EngineOptions) -> Driver {
     let speculation = Speculation { block_size: Some(k), calibrate: 0, ..Speculation::default() };
-    let drafter = Known::new(truths.to_vec(), plan, SMALL);
+    let drafter = Known::boxed(truths.to_vec(), plan, SMALL);
     let engine = Engine::with_drafter(model(recurrent), tokenizer(), options, drafter, speculation);
     Driver::with(engine.unwrap_or_else(|e| panic!("{e}")))
 }
 
 /// Runs the requests under a plan and compares; counts of the rounds.
-fn check(recurrent: bool, requests: &[Request], want: &[Answer], truths: &[Vec<u32>], plan: Plan, k: usize, b: usize) -> Rounds {
+fn check(
+    recurrent: bool,
+    requests: &[Request],
+    want: &[Answer],
+    truths: &[Vec<u32>],
+    plan: Plan,
+    k: usize,
+    b: usize,
+) -> Rounds {
     let what = format!("{plan:?}, K={k}, B={b}, recurrent {recurrent}");
     let mut driver = driver(recurrent, truths, plan, k, options(b, false));
     let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
@@ -240,7 +250,7 @@ fn damage_behind_a_rejected_draft_is_never_met() {
             let truths: Vec<Vec<u32>> =
                 requests.iter().zip(&want).map(|(r, a)| [r.prompt.clone(), a.tokens.clone()].concat()).collect();
             let speculation = Speculation { block_size: Some(4), calibrate: 0, ..Speculation::default() };
-            let drafter = Known::new(truths, Plan::Inject(1, 7), SMALL);
+            let drafter = Known::boxed(truths, Plan::Inject(1, 7), SMALL);
             let engine = Engine::with_drafter(build(), tokenizer(), options(4, false), drafter, speculation);
             let mut driver = Driver::with(engine.unwrap_or_else(|e| panic!("{e}")));
             let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
@@ -260,7 +270,7 @@ fn a_width_dependent_model_is_noticed() {
     let mut differs = 0;
     for k in [2, 4] {
         let speculation = Speculation { block_size: Some(k), calibrate: 0, ..Speculation::default() };
-        let drafter = Known::new(truths.clone(), Plan::Oracle, SMALL);
+        let drafter = Known::boxed(truths.clone(), Plan::Oracle, SMALL);
         let wide = Box::new(WideBlocks(model(false)));
         let engine = Engine::with_drafter(wide, tokenizer(), options(1, false), drafter, speculation);
         let mut driver = Driver::with(engine.unwrap_or_else(|e| panic!("{e}")));

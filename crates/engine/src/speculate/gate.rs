@@ -103,7 +103,11 @@ mod tests {
     #[test]
     fn variables_say_yes_or_no() {
         assert_eq!(read(&[]), Ok(Settings::default()));
-        let all = read(&[("MLXCEL_MTP_ALLOW_INEXACT", "1"), ("MLXCEL_MTP_ADAPTIVE", "off"), ("MLXCEL_ENABLE_MTP_B1", " No ")]);
+        let all = read(&[
+            ("MLXCEL_MTP_ALLOW_INEXACT", "1"),
+            ("MLXCEL_MTP_ADAPTIVE", "off"),
+            ("MLXCEL_ENABLE_MTP_B1", " No "),
+        ]);
         assert_eq!(all, Ok(Settings { allow_inexact: true, adaptive: false, alone: Some(false) }));
         assert_eq!(read(&[("MLXCEL_ENABLE_MTP_B1", "TRUE")]).map(|s| s.alone), Ok(Some(true)));
         assert_eq!(read(&[("MLXCEL_MTP_ADAPTIVE", "")]), Ok(Settings::default()));

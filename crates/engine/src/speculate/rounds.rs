@@ -121,9 +121,11 @@ impl Speculator {
         for (i, k) in who.into_iter().zip(widths) {
             let k = k.min(most[i]).min(1 + spare).max(1);
             spare -= k - 1;
-            if most[i] > 1 {
-                running[i].set_idle(k == 1);
-            }
+            let settled = running[i].width.as_ref().map_or(1, Width::settled);
+            running[i].set_idle(match alone {
+                Some(drafts) => !drafts,
+                None => settled == 1 && k == 1,
+            });
             if k > 1 {
                 chosen.push((i, k - 1));
             }
@@ -131,7 +133,8 @@ impl Speculator {
         if chosen.is_empty() {
             return drafts;
         }
-        let asks: Vec<Ask<'_>> = chosen.iter().map(|(i, count)| running[*i].ask(*count, self.candidates(&running[*i]))).collect();
+        let asks: Vec<Ask<'_>> =
+            chosen.iter().map(|(i, count)| running[*i].ask(*count, self.candidates(&running[*i]))).collect();
         let mut chooser = Chooser {
             sequences: chosen.iter().map(|(i, _)| &running[*i]).collect(),
             drafted: vec![Vec::new(); chosen.len()],

@@ -119,7 +119,7 @@ enum Trial {
     /// One step, for its cost.
     Neighbour(usize),
     /// Rounds at a width, for their acceptance.
-    Retry { k: usize, steps: u64, rounds: u64, seen: Acceptance },
+    Retry { k: usize, steps: u64, rounds: u64, seen: Box<Acceptance> },
 }
 
 /// What a planned step should take.
@@ -255,7 +255,7 @@ impl Width {
     }
 
     fn retry(&mut self, k: usize) {
-        self.trial = Some(Trial::Retry { k, steps: 0, rounds: 0, seen: Acceptance::new() });
+        self.trial = Some(Trial::Retry { k, steps: 0, rounds: 0, seen: Box::default() });
     }
 
     /// Whether trials may cost `loss` seconds more, where a plain step takes `plain` for each sequence.
@@ -285,7 +285,7 @@ impl Width {
                 if fails {
                     self.own.record(proposed, accepted);
                 } else {
-                    self.own = seen; // of the text as it is now
+                    self.own = *seen; // of the text as it is now
                 }
                 self.idle = 0;
                 self.retries += 1;

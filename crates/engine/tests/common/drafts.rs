@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use mlxcel_compute::{Batch, KvGroup};
+use mlxcel_model::drafters::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
 use mlxcel_model::tap::Tap;
 use mlxcel_model::{Model, ModelError, ModelInfo, Snapshot};
-use mlxcel_model::drafters::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
 
 use super::scripted::mix;
 
@@ -38,7 +38,7 @@ pub struct Known {
 }
 
 impl Known {
-    pub fn new(truths: Vec<Vec<u32>>, plan: Plan, vocab: usize) -> Box<dyn Drafter> {
+    pub fn boxed(truths: Vec<Vec<u32>>, plan: Plan, vocab: usize) -> Box<dyn Drafter> {
         let info = DrafterInfo {
             kind: DraftKind::Classic,
             name: format!("{plan:?}"),
@@ -60,8 +60,20 @@ impl Known {
         match self.plan {
             Plan::Oracle | Plan::FailAfter(_) => truth,
             Plan::Wrong => other,
-            Plan::RightThenWrong(at) => if depth < at { truth } else { other },
-            Plan::Inject(at, token) => if depth == at { token } else { truth },
+            Plan::RightThenWrong(at) => {
+                if depth < at {
+                    truth
+                } else {
+                    other
+                }
+            }
+            Plan::Inject(at, token) => {
+                if depth == at {
+                    token
+                } else {
+                    truth
+                }
+            }
             Plan::Wild(seed) => match mix(seed ^ ((tokens.len() * 31 + depth) as u64)) % 8 {
                 0 => other,
                 1 => (mix(depth as u64 + seed) % u64::from(self.vocab)) as u32,
@@ -114,9 +126,10 @@ impl Drafter for Known {
             let mut tokens: Vec<u32> = (0..count).map(|depth| self.token(ask.tokens, depth)).collect();
             if !matches!(self.plan, Plan::Wild(_)) {
                 // As a drafter does that lets the request choose.
-                let chosen = tokens.iter().enumerate().map_while(|(depth, t)| {
-                    choose.choose(i, depth, &[Candidate { token: *t, logit: 0.0 }])
-                });
+                let chosen = tokens
+                    .iter()
+                    .enumerate()
+                    .map_while(|(depth, t)| choose.choose(i, depth, &[Candidate { token: *t, logit: 0.0 }]));
                 tokens = chosen.collect();
             }
             out.push(tokens);
@@ -181,7 +194,8 @@ impl Model for WideBlocks {
         let vocab = self.info().vocab_size;
         for (row, values) in batch.wanted().iter().zip(logits.chunks_exact_mut(vocab)) {
             let span = batch.spans()[batch.span_of(*row as usize)];
-            let several = batch.wanted().iter().filter(|r| batch.span_of(**r as usize) == batch.span_of(*row as usize)).count();
+            let several =
+                batch.wanted().iter().filter(|r| batch.span_of(**r as usize) == batch.span_of(*row as usize)).count();
             if several > 1 {
                 values[(430 + span.start) % vocab] += 2.0;
             }

@@ -39,12 +39,16 @@ impl Facts {
         let longest = info.context_length - steps;
         let special = |id: &u32| info.stop_ids.contains(id) || info.media_tokens.contains(id);
         let windows = model.kv_layout().iter().filter_map(|group| group.window);
+        let mut tokens: Vec<u32> = (0..info.vocab_size as u32).filter(|id| !special(id)).collect();
+        if tokens.is_empty() {
+            tokens.push(0);
+        }
         Facts {
             page_len: model.page_len(),
             window: windows.min().filter(|window| *window <= LONGEST_WRAP.min(longest)),
             steps,
             longest,
-            tokens: (0..info.vocab_size as u32).filter(|id| !special(id)).collect(),
+            tokens,
         }
     }
 }
