@@ -209,6 +209,19 @@ impl Width {
         }
     }
 
+    /// True when its width is always the same.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.policy, Policy::Pinned(_))
+    }
+
+    /// Notes seconds that a proposal took beyond what proposals take: a drafter caught up on what it had missed. It counts among what
+    /// trials cost.
+    pub fn charge(&mut self, seconds: f64) {
+        if self.settled == Some(1) {
+            self.spent += seconds;
+        }
+    }
+
     /// How often this sequence's drafts were right.
     pub fn acceptance(&self) -> &Acceptance {
         &self.own

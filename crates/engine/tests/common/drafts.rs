@@ -1,7 +1,5 @@
 //! Drafters that propose what a test wants, from answers that are known beforehand.
 
-use std::sync::{Arc, Mutex};
-
 use mlxcel_compute::{Batch, KvGroup};
 use mlxcel_model::drafters::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
 use mlxcel_model::tap::Tap;
@@ -33,8 +31,8 @@ pub struct Known {
     plan: Plan,
     vocab: u32,
     calls: usize,
-    /// Slots that hold something: taken back to 0 where a sequence begins.
-    seen: Arc<Mutex<Vec<usize>>>,
+    /// What each slot was last asked about: a new owner must have been announced.
+    seen: Vec<Vec<u32>>,
 }
 
 impl Known {
@@ -46,7 +44,7 @@ impl Known {
             block_size: 4,
             weight_bytes: 0,
         };
-        Box::new(Known { info, truths, plan, vocab: vocab as u32, calls: 0, seen: Arc::default() })
+        Box::new(Known { info, truths, plan, vocab: vocab as u32, calls: 0, seen: Vec::new() })
     }
 
     fn truth(&self, tokens: &[u32], depth: usize) -> Option<u32> {
@@ -94,7 +92,7 @@ impl Drafter for Known {
     }
 
     fn reserve(&mut self, slots: usize, _: usize) -> Result<(), ModelError> {
-        *self.seen.lock().expect("lock") = vec![0; slots];
+        self.seen = vec![Vec::new(); slots];
         Ok(())
     }
 
@@ -103,8 +101,7 @@ impl Drafter for Known {
     }
 
     fn take_back(&mut self, slot: usize, len: usize) {
-        let mut seen = self.seen.lock().expect("lock");
-        seen[slot] = seen[slot].min(len);
+        self.seen[slot].truncate(len);
     }
 
     fn propose(&mut self, asks: &[Ask<'_>], choose: &mut dyn Choose) -> Result<Vec<Vec<u32>>, ModelError> {
@@ -117,7 +114,10 @@ impl Drafter for Known {
         let mut out = Vec::new();
         for (i, ask) in asks.iter().enumerate() {
             assert!(ask.count > 0 && ask.candidates > 0 && !ask.tokens.is_empty());
-            self.seen.lock().expect("lock")[ask.slot] = ask.tokens.len();
+            let seen = &mut self.seen[ask.slot];
+            assert!(ask.tokens.starts_with(seen), "slot {} has a new owner that nobody announced", ask.slot);
+            seen.clear();
+            seen.extend_from_slice(ask.tokens);
             let extra = match self.plan {
                 Plan::Wild(seed) => (mix(seed ^ ask.tokens.len() as u64) % 5) as usize,
                 _ => 0,
@@ -142,7 +142,7 @@ impl Drafter for Known {
     }
 
     fn cached(&self, slot: usize) -> usize {
-        self.seen.lock().expect("lock")[slot]
+        self.seen[slot].len()
     }
 }
 
