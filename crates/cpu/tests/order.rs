@@ -54,7 +54,6 @@ struct Row {
     codes: Vec<u8>,
     scales: Vec<f32>,
     biases: Vec<f32>,
-    per_lane: usize,
 }
 
 /// Row `row` of a quantised weight, or nothing when the format has no integer form.
@@ -70,18 +69,16 @@ fn code_row(w: &HostWeight, row: usize) -> Option<Row> {
             codes: codes.clone().map(|c| (2.0 * e2m1(c) + 12.0) as u8).collect(),
             biases: scales.iter().map(|s| -6.0 * s).collect(),
             scales: scales.iter().map(|s| 0.5 * s).collect(),
-            per_lane: 8,
         }
     };
     match format {
         QuantFormat::Mxfp8 => None,
         QuantFormat::Mxfp4 => Some(doubled(e8m0)),
         QuantFormat::Nvfp4 => Some(doubled(e4m3)),
-        QuantFormat::Affine { bits, .. } => Some(Row {
+        QuantFormat::Affine { .. } => Some(Row {
             codes: codes.collect(),
             scales: groups.clone().map(|g| float_at(&w.scales, scale_type, g)).collect(),
             biases: groups.map(|g| float_at(&w.biases, scale_type, g)).collect(),
-            per_lane: if bits == 4 { 8 } else { 4 },
         }),
     }
 }
@@ -90,13 +87,13 @@ fn code_row(w: &HostWeight, row: usize) -> Option<Row> {
 fn linear_spec(w: &HostWeight, row: usize, x: &[f32], precision: Precision) -> f32 {
     if precision == Precision::Int8
         && w.inputs.is_multiple_of(32)
-        && let Some(Row { codes, scales, biases, per_lane }) = code_row(w, row)
+        && let Some(Row { codes, scales, biases }) = code_row(w, row)
     {
         let step = order::activation_group(x.len());
         let mut x_codes = vec![0i8; x.len()];
         let x_scales: Vec<f32> =
             x.chunks(step).zip(x_codes.chunks_mut(step)).map(|(x, c)| order::quantize_group(x, c)).collect();
-        let w = CodeRow { codes: &codes, scales: &scales, biases: &biases, per_lane };
+        let w = CodeRow { codes: &codes, scales: &scales, biases: &biases };
         return order::int8_dot(w, &x_codes, &x_scales);
     }
     let mut weights = vec![0.0; w.inputs];
@@ -107,15 +104,17 @@ fn linear_spec(w: &HostWeight, row: usize, x: &[f32], precision: Precision) -> f
 #[test]
 fn linear_is_int8_dot_or_dot() {
     let mut rng = Rng::new(1);
-    let mut compared = 0;
+    let (mut compared, mut turn) = (0, 0);
     for precision in PRECISIONS {
         let backends = backends(precision);
         for format in all_formats() {
             let group = if let WeightFormat::Quant(format, _) = format { format.group() } else { 1 };
-            // Odd numbers of groups leave blocks half empty; 17 rows and 13 outputs leave every kind of tile over.
-            let columns = if group == 1 { vec![1, 15, 33, 96] } else { [1, 2, 3, 5, 7].map(|n| n * group).to_vec() };
+            // One group and many; odd numbers of small groups make activations come in 32 values. Every number of rows has
+            // its turn, with whole panels and panels cut short.
+            let columns = if group == 1 { vec![1, 15, 33, 96] } else { [1, 2, 3, 5, 7, 16].map(|n| n * group).to_vec() };
             for inputs in columns {
-                let (rows, outputs) = (1 + rng.below(17), 1 + rng.below(13));
+                let (rows, outputs) = (1 + turn % 17, 1 + rng.below(49));
+                turn += 1;
                 let shape = Shape { experts: 1, outputs, inputs };
                 let host = random_weight(&mut rng, format, shape, 1);
                 let spread = [1e-3, 1.0, 1e4][rng.below(3)];
