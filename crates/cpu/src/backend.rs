@@ -289,15 +289,8 @@ impl Backend for CpuBackend {
     fn gated(&self, x: &CpuBuffer, gate: &CpuWeight, up: &CpuWeight, act: Activation, out: &mut CpuBuffer) {
         let input = Input::new(&self.pool, self.isa, x.data(), x.width(), &[gate, up]);
         let out = Shared::new(out.data_mut());
-        let job = Job {
-            weight: gate,
-            up: Some((up, act)),
-            expert: 0,
-            input: &input,
-            row: 0,
-            rows: x.rows(),
-            out: &out,
-        };
+        let job =
+            Job { weight: gate, up: Some((up, act)), expert: 0, input: &input, row: 0, rows: x.rows(), out: &out };
         run(&self.pool, self.isa, &[job]);
     }
 

@@ -61,6 +61,8 @@ pub trait Lanes: Copy {
     fn dot(acc: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
     /// As [`Lanes::dot`] with codes up to 255.
     fn dot_wide(acc: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
+    /// Sums lane by lane.
+    fn add_ints(a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// Exact for the magnitudes that occur (below 2^24).
     fn to_f32(v: Self::Ints) -> Self;
 

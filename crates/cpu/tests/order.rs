@@ -111,7 +111,8 @@ fn linear_is_int8_dot_or_dot() {
             let group = if let WeightFormat::Quant(format, _) = format { format.group() } else { 1 };
             // One group and many; odd numbers of small groups make activations come in 32 values. Every number of rows has
             // its turn, with whole panels and panels cut short.
-            let columns = if group == 1 { vec![1, 15, 33, 96] } else { [1, 2, 3, 5, 7, 16].map(|n| n * group).to_vec() };
+            let columns =
+                if group == 1 { vec![1, 15, 33, 96] } else { [1, 2, 3, 5, 7, 16].map(|n| n * group).to_vec() };
             for inputs in columns {
                 let (rows, outputs) = (1 + turn % 17, 1 + rng.below(49));
                 turn += 1;
@@ -323,4 +324,31 @@ fn a_wrong_order_is_noticed() {
     let plain = x.iter().zip(&w).fold(0.0f32, |a, (x, w)| x.mul_add(*w, a));
     let specified = order::dot(&x, &w);
     assert!((plain - specified).abs() < 1e-4 && plain.to_bits() != specified.to_bits());
+}
+
+#[test]
+fn a_wrong_int8_order_is_noticed() {
+    // The twin: all biases after all dot products instead of each after its group.
+    let mut rng = Rng::new(9);
+    let format = WeightFormat::Quant(QuantFormat::Affine { bits: 4, group: 64 }, DType::Bf16);
+    let b = CpuBackend::new(Precision::Int8, 1);
+    let (outputs, inputs) = (64, 512);
+    let host = random_weight(&mut rng, format, Shape { experts: 1, outputs, inputs }, 0);
+    let x = normals(&mut rng, inputs, 1.0);
+    let mut out = b.buffer(1, outputs);
+    b.linear(&filled(&b, 1, &x), &[&b.load_weight(host.clone()).expect("a weight")], &mut [&mut out]);
+    let mut x_codes = vec![0i8; inputs];
+    let x_scales: Vec<f32> =
+        x.chunks(64).zip(x_codes.chunks_mut(64)).map(|(x, c)| order::quantize_group(x, c)).collect();
+    let differing = (0..outputs).zip(b.read(&out)).filter(|(o, got)| {
+        let Row { codes, scales, biases } = code_row(&host, *o).expect("an integer form");
+        let none = vec![0.0; biases.len()];
+        let w = CodeRow { codes: &codes, scales: &scales, biases: &none };
+        let sums = x_codes.chunks(64).map(|c| c.iter().map(|v| i32::from(*v)).sum::<i32>() as f32);
+        let late = biases.iter().zip(sums).zip(&x_scales);
+        let late = late.fold(order::int8_dot(w, &x_codes, &x_scales), |a, ((b, s), x)| b.mul_add(s * x, a));
+        assert!((late - got).abs() < 1e-2, "output {o}: {late} and {got}");
+        late.to_bits() != got.to_bits()
+    });
+    assert!(differing.count() > outputs / 4);
 }

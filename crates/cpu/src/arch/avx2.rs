@@ -171,6 +171,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn add_ints(a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        isa!((_mm256_add_epi32(a.0, b.0), _mm256_add_epi32(a.1, b.1)))
+    }
+
+    #[inline(always)]
     fn to_f32(v: Self::Ints) -> Self {
         isa!(Avx2(_mm256_cvtepi32_ps(v.0), _mm256_cvtepi32_ps(v.1)))
     }

@@ -124,6 +124,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn add_ints(a: __m512i, b: __m512i) -> __m512i {
+        isa!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
     fn to_f32(v: __m512i) -> Self {
         isa!(Avx512(_mm512_cvtepi32_ps(v)))
     }

@@ -208,6 +208,11 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn add_ints(a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        isa!([vaddq_s32(a[0], b[0]), vaddq_s32(a[1], b[1]), vaddq_s32(a[2], b[2]), vaddq_s32(a[3], b[3])])
+    }
+
+    #[inline(always)]
     fn to_f32(v: Self::Ints) -> Self {
         isa!(Neon([vcvtq_f32_s32(v[0]), vcvtq_f32_s32(v[1]), vcvtq_f32_s32(v[2]), vcvtq_f32_s32(v[3])]))
     }

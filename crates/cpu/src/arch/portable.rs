@@ -137,6 +137,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn add_ints(a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
     fn to_f32(v: [i32; 16]) -> Self {
         Portable(v.map(|i| i as f32))
     }

@@ -192,75 +192,42 @@ impl<'a, D, S> Kind<'a, D, S> {
 impl<D: Decode, S: Scales> Kernel for Kind<'_, D, S> {
     type Out = ();
 
-    /// All rows before the next panels, so that these are read from memory once. Few rows take several panels at once:
-    /// dot products wait for each other along a chain, so there must be chains enough.
+    /// All rows before the next panel, so that a panel is read from memory once.
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let tiles = self.0;
-        let end = tiles.to.div_ceil(OUTPUTS);
-        let mut panel = tiles.from / OUTPUTS;
-        if tiles.job.rows == 1 {
-            while panel + 2 <= end {
-                tiles.block::<L, D, S, 1, 2>(panel, tiles.job.row);
-                panel += 2;
-            }
-        }
-        if L::ROWS >= 8 && (tiles.job.rows == 2 || tiles.job.rows == 3) {
-            while panel + 2 <= end {
-                if tiles.job.rows == 2 {
-                    tiles.block::<L, D, S, 2, 2>(panel, tiles.job.row);
-                } else {
-                    tiles.block::<L, D, S, 3, 2>(panel, tiles.job.row);
+        let end = tiles.job.row + tiles.job.rows;
+        for panel in tiles.from / OUTPUTS..tiles.to.div_ceil(OUTPUTS) {
+            let mut row = tiles.job.row;
+            while row < end {
+                let count = (end - row).min(L::ROWS);
+                match count {
+                    1 => tiles.rows::<L, D, S, 1>(panel, row),
+                    2 => tiles.rows::<L, D, S, 2>(panel, row),
+                    3 => tiles.rows::<L, D, S, 3>(panel, row),
+                    4 => tiles.rows::<L, D, S, 4>(panel, row),
+                    // Compiled only where the registers hold so many.
+                    5 if L::ROWS >= 8 => tiles.rows::<L, D, S, 5>(panel, row),
+                    6 if L::ROWS >= 8 => tiles.rows::<L, D, S, 6>(panel, row),
+                    7 if L::ROWS >= 8 => tiles.rows::<L, D, S, 7>(panel, row),
+                    8 if L::ROWS >= 8 => tiles.rows::<L, D, S, 8>(panel, row),
+                    _ => unreachable!("at most {} rows", L::ROWS),
                 }
-                panel += 2;
+                row += count;
             }
-        }
-        while panel < end {
-            tiles.rows::<L, D, S>(panel);
-            panel += 1;
         }
     }
 }
 
 impl Tiles<'_> {
-    /// One panel times all rows.
+    /// One panel times M rows.
     #[inline(always)]
-    fn rows<L: Lanes, D: Decode, S: Scales>(&self, panel: usize) {
-        let end = self.job.row + self.job.rows;
-        let mut row = self.job.row;
-        while row < end {
-            let count = (end - row).min(L::ROWS);
-            match count {
-                1 => self.block::<L, D, S, 1, 1>(panel, row),
-                2 => self.block::<L, D, S, 2, 1>(panel, row),
-                3 => self.block::<L, D, S, 3, 1>(panel, row),
-                4 => self.block::<L, D, S, 4, 1>(panel, row),
-                // Compiled only where the registers hold so many.
-                5 if L::ROWS >= 8 => self.block::<L, D, S, 5, 1>(panel, row),
-                6 if L::ROWS >= 8 => self.block::<L, D, S, 6, 1>(panel, row),
-                7 if L::ROWS >= 8 => self.block::<L, D, S, 7, 1>(panel, row),
-                _ if L::ROWS >= 8 => self.block::<L, D, S, 8, 1>(panel, row),
-                _ => unreachable!("at most {} rows", L::ROWS),
-            }
-            row += count;
-        }
-    }
-
-    /// T panels times M rows.
-    #[inline(always)]
-    fn block<L: Lanes, D: Decode, S: Scales, const M: usize, const T: usize>(
-        &self,
-        panel: usize,
-        row: usize,
-    ) {
-        let sums = tile::<L, D, S, M, T>(&self.w, panel, self.x, row);
-        for (m, sums) in sums.iter().enumerate() {
-            for (t, sums) in sums.iter().enumerate() {
-                let o = (panel + t) * OUTPUTS;
-                let mut lanes = [0.0; OUTPUTS];
-                sums.store(&mut lanes);
-                self.sink.put(row + m, o, &lanes[..OUTPUTS.min(self.to - o)]);
-            }
+    fn rows<L: Lanes, D: Decode, S: Scales, const M: usize>(&self, panel: usize, row: usize) {
+        let o = panel * OUTPUTS;
+        for (m, sums) in tile::<L, D, S, M>(&self.w, panel, self.x, row).iter().enumerate() {
+            let mut lanes = [0.0; OUTPUTS];
+            sums.store(&mut lanes);
+            self.sink.put(row + m, o, &lanes[..OUTPUTS.min(self.to - o)]);
         }
     }
 }
@@ -320,4 +287,3 @@ fn float_dots<L: Lanes>(weights: &[[f32; 16]], x: [&[f32]; 4]) -> [f32; 4] {
     }
     [acc[0].sum(), acc[1].sum(), acc[2].sum(), acc[3].sum()]
 }
-

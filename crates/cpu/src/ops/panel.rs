@@ -2,9 +2,9 @@
 //! and a group costs one conversion and one scale for all of them.
 //!
 //! A panel is a run of groups, each `[codes, scales, biases]`:
-//! - codes in blocks of 64 bytes, four a lane. Up to 4 bits ([`Code::Nibbles`], [`Code::E2m1`]) a block holds 8 values of
-//!   each output: byte `4 o + j` has value `j` in its low nibble and value `4 + j` in its high one. Wider codes are bytes,
-//!   4 values of each output a block;
+//! - codes in blocks of 8 values of each output, four bytes a lane. Up to 4 bits ([`Code::Nibbles`], [`Code::E2m1`]) a
+//!   block is 64 bytes: byte `4 o + j` has value `j` in its low nibble and value `4 + j` in its high one. Wider codes are
+//!   bytes, and a block 128 of them: byte `4 o + j` has value `j`, byte `64 + 4 o + j` value `4 + j`;
 //! - sixteen scales, then sixteen biases, in the type of the file. E2M1 formats keep half the scale as bf16 (which holds
 //!   every E8M0 and E4M3 value exactly) and no bias: it is -12 times that ([`crate::ops::scales`]).
 //!
@@ -21,8 +21,11 @@ use crate::pool::Pool;
 /// Outputs of a panel.
 pub const OUTPUTS: usize = 16;
 
-/// Bytes of a block of codes; panels start at a multiple.
-pub const BLOCK: usize = 64;
+/// Values of each output in a block.
+pub const VALUES: usize = 8;
+
+/// Bytes of a cache line; panels start at a multiple.
+const LINE: usize = 64;
 
 /// How codes lie in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +41,11 @@ pub enum Code {
 }
 
 impl Code {
-    /// Values of one output in a block.
-    pub const fn values(self) -> usize {
+    /// Bytes of a block.
+    const fn block_bytes(self) -> usize {
         match self {
-            Code::Nibbles | Code::E2m1 => 8,
-            Code::Narrow | Code::Wide => 4,
+            Code::Nibbles | Code::E2m1 => 64,
+            Code::Narrow | Code::Wide => 128,
         }
     }
 }
@@ -75,7 +78,7 @@ impl PanelFormat {
     /// Bytes of a group of sixteen outputs.
     fn group_bytes(self) -> usize {
         let kinds = if self.code == Code::E2m1 { 1 } else { 2 };
-        self.group / self.code.values() * BLOCK + kinds * OUTPUTS * self.scales.size()
+        self.group / VALUES * self.code.block_bytes() + kinds * OUTPUTS * self.scales.size()
     }
 }
 
@@ -86,7 +89,7 @@ pub struct Panels {
     /// Panels of one matrix.
     count: usize,
     panel_bytes: usize,
-    /// First byte used of `memory`: a multiple of [`BLOCK`] in the address space.
+    /// First byte used of `memory`: a multiple of [`LINE`] in the address space.
     start: usize,
     memory: Vec<u8>,
 }
@@ -111,8 +114,8 @@ impl Panels {
         let count = weight.outputs.div_ceil(OUTPUTS);
         let panel_bytes = groups * format.group_bytes();
         let total = weight.experts * count;
-        let mut memory = vec![0u8; total * panel_bytes + BLOCK];
-        let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
+        let mut memory = vec![0u8; total * panel_bytes + LINE];
+        let start = memory.as_ptr().align_offset(LINE).min(LINE);
         let shared = Shared::new(&mut memory[start..]);
         let step = total.div_ceil(pool.threads() * 16).max(1);
         pool.run(total.div_ceil(step), &|chunk| {
@@ -144,20 +147,23 @@ impl Panels {
 fn lay_out(weight: &HostWeight, format: PanelFormat, rows: std::ops::Range<usize>, out: &mut [u8]) {
     let WeightFormat::Quant(quant, _) = weight.format else { unreachable!("panels are of quantised weights") };
     let (row_bytes, scale_bytes) = (weight.row_bytes(), weight.scale_row_bytes());
-    let (group_bytes, values) = (format.group_bytes(), format.code.values());
-    let code_bytes = format.group / values * BLOCK;
+    let (group_bytes, block_bytes) = (format.group_bytes(), format.code.block_bytes());
+    let code_bytes = format.group / VALUES * block_bytes;
     for (o, row) in rows.enumerate() {
         let codes = &weight.data[row * row_bytes..][..row_bytes];
         for block in 0..weight.inputs.div_ceil(64) {
             let sixty_four = codes_of(quant.bits(), codes, block);
             let from = block * 64;
             let have = (weight.inputs - from).min(64);
-            for (i, run) in sixty_four[..have].chunks_exact(values).enumerate() {
-                let k = from + i * values;
-                let at = k / format.group * group_bytes + k % format.group / values * BLOCK + 4 * o;
-                let four = &mut out[at..at + 4];
-                for (j, byte) in four.iter_mut().enumerate() {
-                    *byte = if values == 8 { run[j] | run[4 + j] << 4 } else { run[j] };
+            for (i, eight) in sixty_four[..have].as_chunks::<VALUES>().0.iter().enumerate() {
+                let k = from + i * VALUES;
+                let at = k / format.group * group_bytes + k % format.group / VALUES * block_bytes + 4 * o;
+                let [a, b, c, d, e, f, g, h] = *eight;
+                if block_bytes == 64 {
+                    out[at..at + 4].copy_from_slice(&[a | e << 4, b | f << 4, c | g << 4, d | h << 4]);
+                } else {
+                    out[at..at + 4].copy_from_slice(&[a, b, c, d]);
+                    out[at + 64..at + 68].copy_from_slice(&[e, f, g, h]);
                 }
             }
         }
@@ -183,7 +189,7 @@ fn lay_out(weight: &HostWeight, format: PanelFormat, rows: std::ops::Range<usize
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCK, PanelFormat, Panels};
+    use super::{LINE, PanelFormat, Panels};
     use crate::pool::Pool;
     use mlxcel_compute::conformance::all_formats;
     use mlxcel_compute::conformance::rng::Rng;
@@ -196,10 +202,10 @@ mod tests {
         let (matrix, format) = (panels.matrix(expert), panels.format());
         let panel = &matrix.data[o / 16 * matrix.panel_bytes..][..matrix.panel_bytes];
         let group = &panel[k / format.group * format.group_bytes()..];
-        let (values, k) = (format.code.values(), k % format.group);
-        let block = &group[k / values * BLOCK..];
-        let byte = block[4 * (o % 16) + k % 4];
-        if values == 4 { byte } else { byte >> (k % 8 / 4 * 4) & 15 }
+        let (bytes, k) = (format.code.block_bytes(), k % format.group);
+        let block = &group[k / 8 * bytes..][..bytes];
+        let (at, half) = (4 * (o % 16) + k % 4, k % 8 / 4);
+        if bytes == 128 { block[64 * half + at] } else { block[at] >> (4 * half) & 15 }
     }
 
     fn differing(panels: &Panels, w: &HostWeight) -> usize {
@@ -228,7 +234,7 @@ mod tests {
                     (w.experts, w.stride) = (2, 2 * w.stride);
                 }
                 let panels = Panels::new(&pool, &w, layout);
-                assert_eq!(panels.matrix(0).data.as_ptr().align_offset(BLOCK), 0);
+                assert_eq!(panels.matrix(0).data.as_ptr().align_offset(LINE), 0);
                 assert_eq!(differing(&panels, &w), 0, "{format} {shape:?}");
                 checked += 1;
                 // The twin: one bit of one code elsewhere.

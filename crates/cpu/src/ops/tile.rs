@@ -1,31 +1,31 @@
-//! Register tiles of the quantised linear: M activation rows by T panels of sixteen outputs, int8 dot products on the
-//! codes.
+//! Register tiles of the quantised linear: M activation rows by sixteen outputs, int8 dot products on the codes.
 //!
 //! Contract: a lane is an output; per run of values that share both scales `acc = fma(dot, scale_w * scale_x, acc)`, and
 //! after each weight group `acc = fma(bias, sum_x, acc)`, groups in order (order::int8_dot). The dot products are exact, so
-//! nothing depends on M, T, the place in the tile or how dot products are interleaved.
+//! nothing depends on M, on the place in the tile or on how many chains dot products run in.
 //!
 //! Expected share of the roofline: a few rows stream weights at memory speed; wide blocks are bound by the dot products,
 //! sixteen of every twenty operations on the multiplier ports for groups of 64.
-#![allow(clippy::needless_range_loop, reason = "register tiles are indexed in two dimensions at once")]
+#![allow(clippy::needless_range_loop, reason = "register tiles are indexed side by side")]
 
 use std::marker::PhantomData;
 
 use crate::lanes::Lanes;
-use crate::ops::panel::{BLOCK, Matrix};
+use crate::ops::panel::{Matrix, VALUES};
 use crate::ops::quant::QuantRows;
 use crate::ops::scales::{E2M1_CODES, Scales};
 
 /// How a block of a panel becomes unsigned bytes for [`Lanes::dot`].
 pub trait Decode {
-    /// Values of each output in a block.
-    const VALUES: usize;
-    /// A block's codes in registers.
-    type Codes<L: Lanes>: Copy;
-    /// Takes a block.
-    fn unpack<L: Lanes>(block: &[u8; BLOCK]) -> Self::Codes<L>;
-    /// Adds the products of a block with `VALUES` values of a row.
-    fn dot<L: Lanes>(acc: L::Ints, codes: Self::Codes<L>, x: &[i8]) -> L::Ints;
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// Takes a block: the first and the last four values of each output.
+    fn unpack<L: Lanes>(block: &[u8]) -> [L::Bytes; 2];
+    /// Adds four products a lane.
+    #[inline(always)]
+    fn dot<L: Lanes>(acc: L::Ints, codes: L::Bytes, x: L::Bytes) -> L::Ints {
+        L::dot(acc, codes, x)
+    }
 }
 
 /// Affine codes of up to 4 bits.
@@ -38,50 +38,52 @@ pub struct Narrow;
 pub struct Wide;
 
 #[inline(always)]
-fn four<L: Lanes>(x: &[i8], i: usize) -> L::Bytes {
-    L::broadcast(x[4 * i..].first_chunk().expect("values of a block"))
+fn bytes64<L: Lanes>(block: &[u8], i: usize) -> L::Bytes {
+    L::bytes(block[64 * i..].first_chunk().expect("a block"))
 }
 
-macro_rules! decode {
-    ($name:ident, nibbles, $v:ident => $unpacked:expr) => {
-        impl Decode for $name {
-            const VALUES: usize = 8;
-            type Codes<L: Lanes> = (L::Bytes, L::Bytes);
+impl Decode for Nibbles {
+    const BYTES: usize = 64;
 
-            #[inline(always)]
-            fn unpack<L: Lanes>(block: &[u8; BLOCK]) -> (L::Bytes, L::Bytes) {
-                let $v = L::nibbles(L::bytes(block));
-                $unpacked
-            }
-
-            #[inline(always)]
-            fn dot<L: Lanes>(acc: L::Ints, (low, high): (L::Bytes, L::Bytes), x: &[i8]) -> L::Ints {
-                L::dot(L::dot(acc, low, four::<L>(x, 0)), high, four::<L>(x, 1))
-            }
-        }
-    };
-    ($name:ident, bytes, $dot:ident) => {
-        impl Decode for $name {
-            const VALUES: usize = 4;
-            type Codes<L: Lanes> = L::Bytes;
-
-            #[inline(always)]
-            fn unpack<L: Lanes>(block: &[u8; BLOCK]) -> L::Bytes {
-                L::bytes(block)
-            }
-
-            #[inline(always)]
-            fn dot<L: Lanes>(acc: L::Ints, codes: L::Bytes, x: &[i8]) -> L::Ints {
-                L::$dot(acc, codes, four::<L>(x, 0))
-            }
-        }
-    };
+    #[inline(always)]
+    fn unpack<L: Lanes>(block: &[u8]) -> [L::Bytes; 2] {
+        let (low, high) = L::nibbles(bytes64::<L>(block, 0));
+        [low, high]
+    }
 }
 
-decode!(Nibbles, nibbles, v => v);
-decode!(E2m1, nibbles, v => (L::lookup(v.0, &E2M1_CODES), L::lookup(v.1, &E2M1_CODES)));
-decode!(Narrow, bytes, dot);
-decode!(Wide, bytes, dot_wide);
+impl Decode for E2m1 {
+    const BYTES: usize = 64;
+
+    #[inline(always)]
+    fn unpack<L: Lanes>(block: &[u8]) -> [L::Bytes; 2] {
+        let (low, high) = L::nibbles(bytes64::<L>(block, 0));
+        [L::lookup(low, &E2M1_CODES), L::lookup(high, &E2M1_CODES)]
+    }
+}
+
+impl Decode for Narrow {
+    const BYTES: usize = 128;
+
+    #[inline(always)]
+    fn unpack<L: Lanes>(block: &[u8]) -> [L::Bytes; 2] {
+        [bytes64::<L>(block, 0), bytes64::<L>(block, 1)]
+    }
+}
+
+impl Decode for Wide {
+    const BYTES: usize = 128;
+
+    #[inline(always)]
+    fn unpack<L: Lanes>(block: &[u8]) -> [L::Bytes; 2] {
+        [bytes64::<L>(block, 0), bytes64::<L>(block, 1)]
+    }
+
+    #[inline(always)]
+    fn dot<L: Lanes>(acc: L::Ints, codes: L::Bytes, x: L::Bytes) -> L::Ints {
+        L::dot_wide(acc, codes, x)
+    }
+}
 
 /// A slice that was checked once, read piece by piece.
 #[derive(Clone, Copy)]
@@ -109,34 +111,48 @@ impl<'a, V> Run<'a, V> {
         // SAFETY: inside a slice that lives for 'a, by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.add(at), len) }
     }
+
+    /// N values from `at`, without a check.
+    ///
+    /// # Safety
+    /// `at + N` is within the run.
+    #[inline(always)]
+    unsafe fn array<const N: usize>(self, at: usize) -> &'a [V; N] {
+        debug_assert!(at + N <= self.len);
+        // SAFETY: inside a slice that lives for 'a, by the caller's promise; an array is aligned as its elements are.
+        unsafe { &*self.start.add(at).cast() }
+    }
 }
 
 /// Bytes ahead of the one being read for which a cache line is asked.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 8192;
 
-/// Outputs `16 * first..` of T panels for rows `row..row + M` of `x`; returns `[m][t]`.
+/// Outputs of panel `panel` for rows `row..row + M` of `x`.
 ///
 /// Plain loops: a closure handed to a library function is compiled on its own, without the instruction set's features,
 /// and every intrinsic in it becomes a call (measured: ten times slower).
 #[inline(always)]
-pub fn tile<L: Lanes, D: Decode, S: Scales, const M: usize, const T: usize>(
+pub fn tile<L: Lanes, D: Decode, S: Scales, const M: usize>(
     w: &Matrix<'_>,
-    first: usize,
+    panel: usize,
     x: &QuantRows,
     row: usize,
-) -> [[L; T]; M] {
-    let code_bytes = w.group / D::VALUES * BLOCK;
-    let group_bytes = code_bytes + S::BYTES;
-    assert!(w.panel_bytes == w.groups * group_bytes, "bytes of a panel");
-    assert!(x.inputs == w.groups * w.group && x.group == w.group, "rows for this matrix");
+) -> [L; M] {
     // Values that share both scales. Not a constant: unrolled over the blocks of a run, the compiler loads the words of `x`
     // as vectors and takes these apart again, which costs more than it saves.
     let run = w.group.min(x.step);
-    assert!(w.group.is_multiple_of(run) && x.step.is_multiple_of(run) && run.is_multiple_of(D::VALUES), "runs");
-    let mut panels = [Run::EMPTY; T];
-    for t in 0..T {
-        panels[t] = Run::new(&w.data[(first + t) * w.panel_bytes..][..w.panel_bytes]);
-    }
+    let code_bytes = w.group / VALUES * D::BYTES;
+    let group_bytes = code_bytes + S::BYTES;
+    assert!(w.panel_bytes == w.groups * group_bytes, "bytes of a panel");
+    assert!(x.inputs == w.groups * w.group && x.group == w.group, "rows for this matrix");
+    assert!(
+        x.step.is_power_of_two()
+            && w.group.is_multiple_of(run)
+            && x.step.is_multiple_of(run)
+            && run.is_multiple_of(2 * VALUES),
+        "runs"
+    );
+    let panel = Run::new(&w.data[panel * w.panel_bytes..][..w.panel_bytes]);
     let (mut codes, mut steps, mut sums) = ([Run::EMPTY; M], [Run::EMPTY; M], [Run::EMPTY; M]);
     for m in 0..M {
         (codes[m], steps[m], sums[m]) =
@@ -146,47 +162,58 @@ pub fn tile<L: Lanes, D: Decode, S: Scales, const M: usize, const T: usize>(
             "a row's values"
         );
     }
-    let mut acc = [[L::splat(0.0); T]; M];
+    // A dot product waits for the one before it in its chain: few rows take several chains each.
+    let (at_once, chains) = match M {
+        1 => (2, 4),
+        2 | 3 => (1, 2),
+        _ => (1, 1),
+    };
+    let step_shift = x.step.trailing_zeros();
+    let runs = w.group / run;
+    let mut acc = [L::splat(0.0); M];
+    // Positions in the row and in the panel.
+    let (mut k, mut at) = (0, 0);
     for g in 0..w.groups {
-        let at = g * group_bytes;
-        for start in (0..w.group).step_by(run) {
-            let mut dots = [[L::zero(); T]; M];
-            for block in 0..run / D::VALUES {
-                // In the group, and in the row.
-                let from = start + block * D::VALUES;
-                let k = g * w.group + from;
-                for t in 0..T {
-                    let byte = at + from / D::VALUES * BLOCK;
-                    L::prefetch(panels[t].start.wrapping_add(byte + AHEAD));
-                    // SAFETY: a group has `group / VALUES` blocks, a panel `groups` groups (asserted above).
-                    let bytes = unsafe { panels[t].get(byte, BLOCK) };
-                    let unpacked = D::unpack::<L>(bytes.first_chunk().expect("a block"));
-                    for m in 0..M {
-                        // SAFETY: `k + VALUES <= groups * group`, the length of a row (asserted above).
-                        let values = unsafe { codes[m].get(k, D::VALUES) };
-                        dots[m][t] = D::dot::<L>(dots[m][t], unpacked, values);
+        let scales = at + code_bytes;
+        for _ in 0..runs {
+            let step = k >> step_shift;
+            let mut dots = [[L::zero(); 4]; M];
+            for _ in 0..run / (at_once * VALUES) {
+                for b in 0..at_once {
+                    for line in 0..D::BYTES / 64 {
+                        L::prefetch(panel.start.wrapping_add(at + AHEAD + 64 * line));
                     }
+                    // SAFETY: a group has `group / VALUES` blocks, a panel `groups` groups (asserted above).
+                    let unpacked = D::unpack::<L>(unsafe { panel.get(at, D::BYTES) });
+                    for m in 0..M {
+                        for half in 0..2 {
+                            // SAFETY: a row has `groups * group` values (asserted above).
+                            let four = L::broadcast(unsafe { codes[m].array(k + 4 * half) });
+                            let chain = (2 * b + half) % chains;
+                            dots[m][chain] = D::dot::<L>(dots[m][chain], unpacked[half], four);
+                        }
+                    }
+                    at += D::BYTES;
+                    k += VALUES;
                 }
             }
-            for t in 0..T {
-                // SAFETY: the scales follow a group's codes (asserted above).
-                let scale = S::scale::<L>(unsafe { panels[t].get(at + code_bytes, S::BYTES) });
-                for m in 0..M {
-                    // SAFETY: the value lies in the row, so its step exists (asserted above).
-                    let step = unsafe { steps[m].get((g * w.group + start) / x.step, 1) }[0];
-                    acc[m][t] = L::to_f32(dots[m][t]).fma(scale.mul(L::splat(step)), acc[m][t]);
-                }
-            }
-        }
-        for t in 0..T {
-            // SAFETY: the scales and biases follow a group's codes (asserted above).
-            let bias = S::bias::<L>(unsafe { panels[t].get(at + code_bytes, S::BYTES) });
+            // SAFETY: the scales follow a group's codes (asserted above).
+            let scale = S::scale::<L>(unsafe { panel.get(scales, S::BYTES) });
             for m in 0..M {
-                // SAFETY: one sum a group (asserted above).
-                let sum = unsafe { sums[m].get(g, 1) }[0];
-                acc[m][t] = bias.fma(L::splat(sum), acc[m][t]);
+                let dot = L::add_ints(L::add_ints(dots[m][0], dots[m][1]), L::add_ints(dots[m][2], dots[m][3]));
+                // SAFETY: the run's values lie in the row, so their step exists (asserted above).
+                let [step] = *unsafe { steps[m].array(step) };
+                acc[m] = L::to_f32(dot).fma(scale.mul(L::splat(step)), acc[m]);
             }
         }
+        // SAFETY: the scales and biases follow a group's codes (asserted above).
+        let bias = S::bias::<L>(unsafe { panel.get(scales, S::BYTES) });
+        for m in 0..M {
+            // SAFETY: one sum a group (asserted above).
+            let [sum] = *unsafe { sums[m].array(g) };
+            acc[m] = bias.fma(L::splat(sum), acc[m]);
+        }
+        at = scales + S::BYTES;
     }
     acc
 }
