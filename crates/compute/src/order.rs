@@ -117,39 +117,35 @@ pub struct CodeRow<'a> {
     pub scales: &'a [f32],
     /// Value of code zero of each group; for E2M1 minus six times the stored scale.
     pub biases: &'a [f32],
-    /// Consecutive values of a lane: 8 for 4-bit formats (blocks of 128 values), 4 for the others (blocks of 64).
-    pub per_lane: usize,
 }
 
 /// Dot product of a quantised weight row with an activation row of codes `x` and scales `x_scales`, one an
 /// [`activation_group`].
 ///
-/// In each block, lane `l` takes the integer dot product of its `per_lane` consecutive values, times the product of the
-/// two scales, fused onto what the lane holds. Then come the biases: group `g` adds, in lane `g % 16` and fused, its bias
-/// times the sum of its activations, which is exact in integers inside an activation group, then added in order. Last the
-/// [`tree`].
+/// One chain over the groups of the weight in order. Values that share both scales (the smaller of the weight's group and
+/// the activations') give an integer dot product, which is exact; it is multiplied by the product of the two scales, fused
+/// onto the sum. After each group of the weight its bias follows, fused, times the sum of the group's activations, which is
+/// exact in integers inside an activation group, then added in order.
 ///
 /// # Panics
 /// When the lengths do not fit each other.
 pub fn int8_dot(w: CodeRow<'_>, x: &[i8], x_scales: &[f32]) -> f32 {
     assert_eq!(w.codes.len(), x.len(), "values of a row");
     let (group, step) = (x.len() / w.scales.len(), activation_group(x.len()));
-    let mut lanes = [0.0f32; LANES];
-    for (i, (codes, values)) in w.codes.chunks(w.per_lane).zip(x.chunks(w.per_lane)).enumerate() {
-        let dot: i32 = codes.iter().zip(values).map(|(c, v)| i32::from(*c) * i32::from(*v)).sum();
-        let scale = w.scales[i * w.per_lane / group] * x_scales[i * w.per_lane / step];
-        lanes[i % LANES] = (dot as f32).mul_add(scale, lanes[i % LANES]);
-    }
     let run = group.min(step);
-    let mut sums = vec![0.0f32; w.scales.len()];
-    for (i, values) in x.chunks(run).enumerate() {
-        let sum: i32 = values.iter().map(|v| i32::from(*v)).sum();
-        sums[i * run / group] += sum as f32 * x_scales[i * run / step];
+    let mut acc = 0.0f32;
+    for (g, (codes, values)) in w.codes.chunks(group).zip(x.chunks(group)).enumerate() {
+        let mut group_sum = 0.0f32;
+        for (i, (codes, values)) in codes.chunks(run).zip(values.chunks(run)).enumerate() {
+            let x_scale = x_scales[(g * group + i * run) / step];
+            let dot: i32 = codes.iter().zip(values).map(|(c, v)| i32::from(*c) * i32::from(*v)).sum();
+            acc = (dot as f32).mul_add(w.scales[g] * x_scale, acc);
+            let sum: i32 = values.iter().map(|v| i32::from(*v)).sum();
+            group_sum += sum as f32 * x_scale;
+        }
+        acc = w.biases[g].mul_add(group_sum, acc);
     }
-    for (g, (bias, sum)) in w.biases.iter().zip(sums).enumerate() {
-        lanes[g % LANES] = bias.mul_add(sum, lanes[g % LANES]);
-    }
-    tree(lanes)
+    acc
 }
 
 /// Factor of an RMS norm from the sum of squares: `1 / sqrt(mean + eps)`, NaN when the sum overflowed: the row would

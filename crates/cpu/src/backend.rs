@@ -1,6 +1,6 @@
 //! [`CpuBackend`]: the verbs of [`Backend`], each a few lines over a kernel in `ops/`.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use mlxcel_compute::{
     Activation, Attend, Backend, Batch, ComputeError, DType, DeltaGates, Experts, HostWeight, KvGroup, KvSlot,
@@ -11,7 +11,9 @@ use crate::arch::{Isa, Kernel};
 use crate::buffer::{Arena, CpuBuffer, Shared};
 use crate::kv::{self, CpuKv, PAGE_LEN};
 use crate::lanes::Lanes;
-use crate::ops::linear::{Input, Job, decode_row, run};
+use crate::ops::decode::decode_row;
+use crate::ops::linear::{Input, Job, run};
+use crate::ops::panel::{PanelFormat, Panels};
 use crate::ops::{attend, delta, moe, rows};
 use crate::pool::Pool;
 use crate::state::{self, CpuSnapshot, CpuState};
@@ -35,9 +37,21 @@ impl Precision {
     }
 }
 
-/// A weight as it lies in the file.
+/// A weight as it lies in the file, and the copy that int8 products read, made at the first of them.
 pub struct CpuWeight {
     pub(crate) host: HostWeight,
+    /// The copy's layout, or nothing when the weight is multiplied by f32 activations. Depends on the weight and on the
+    /// precision, never on the number of rows.
+    format: Option<PanelFormat>,
+    panels: OnceLock<Panels>,
+}
+
+impl CpuWeight {
+    /// The panels, or nothing when the weight is multiplied by f32 activations.
+    pub(crate) fn panels(&self, pool: &Pool) -> Option<&Panels> {
+        let format = self.format?;
+        Some(self.panels.get_or_init(|| Panels::new(pool, &self.host, format)))
+    }
 }
 
 /// The CPU as a backend.
@@ -116,6 +130,8 @@ impl Backend for CpuBackend {
         PAGE_LEN
     }
 
+    /// Copies nothing yet. In int8 precision the first product with a weight that has an integer form makes a copy of its
+    /// own size beside the mapped file (`ops/panel.rs`); a table that is only embedded from never gets one.
     fn load_weight(&self, weight: HostWeight) -> Result<CpuWeight, ComputeError> {
         let rows = weight.rows();
         if weight.data.len() != rows * weight.row_bytes() {
@@ -136,7 +152,11 @@ impl Backend for CpuBackend {
             WeightFormat::Quant(QuantFormat::Mxfp4 | QuantFormat::Mxfp8 | QuantFormat::Nvfp4, DType::U8) => {}
             other => return Err(unsupported(&weight, format!("the CPU has no kernel for {other}"))),
         }
-        Ok(CpuWeight { host: weight })
+        let format = match self.precision {
+            Precision::Int8 if weight.inputs.is_multiple_of(32) => PanelFormat::of(weight.format),
+            _ => None,
+        };
+        Ok(CpuWeight { host: weight, format, panels: OnceLock::new() })
     }
 
     fn load_vector(&self, values: &[f32]) -> Vec<f32> {
@@ -256,30 +276,22 @@ impl Backend for CpuBackend {
     }
 
     fn linear(&self, x: &CpuBuffer, weights: &[&CpuWeight], outs: &mut [&mut CpuBuffer]) {
-        let hosts: Vec<&HostWeight> = weights.iter().map(|w| &w.host).collect();
-        let input = Input::new(&self.pool, self.isa, self.precision, x.data(), x.width(), &hosts);
+        let input = Input::new(&self.pool, self.isa, x.data(), x.width(), weights);
         let outs: Vec<Shared<'_, f32>> = outs.iter_mut().map(|o| Shared::new(o.data_mut())).collect();
-        let jobs: Vec<Job<'_>> = hosts
+        let jobs: Vec<Job<'_>> = weights
             .iter()
             .zip(&outs)
             .map(|(weight, out)| Job { weight, up: None, expert: 0, input: &input, row: 0, rows: x.rows(), out })
             .collect();
-        run(&self.pool, self.isa, self.precision, &jobs);
+        run(&self.pool, self.isa, &jobs);
     }
 
     fn gated(&self, x: &CpuBuffer, gate: &CpuWeight, up: &CpuWeight, act: Activation, out: &mut CpuBuffer) {
-        let input = Input::new(&self.pool, self.isa, self.precision, x.data(), x.width(), &[&gate.host, &up.host]);
+        let input = Input::new(&self.pool, self.isa, x.data(), x.width(), &[gate, up]);
         let out = Shared::new(out.data_mut());
-        let job = Job {
-            weight: &gate.host,
-            up: Some((&up.host, act)),
-            expert: 0,
-            input: &input,
-            row: 0,
-            rows: x.rows(),
-            out: &out,
-        };
-        run(&self.pool, self.isa, self.precision, &[job]);
+        let job =
+            Job { weight: gate, up: Some((up, act)), expert: 0, input: &input, row: 0, rows: x.rows(), out: &out };
+        run(&self.pool, self.isa, &[job]);
     }
 
     fn activate_mul(&self, x: &mut CpuBuffer, act: Activation, y: &CpuBuffer, column: usize) {

@@ -12,8 +12,8 @@ pub trait Lanes: Copy {
     type Ints: Copy;
     /// Sixty-four bytes.
     type Bytes: Copy;
-    /// How many accumulators of this type fit the register file beside a kernel's temporaries.
-    const ACCUMULATORS: usize;
+    /// Rows whose sums fit the register file beside a kernel's temporaries.
+    const ROWS: usize;
 
     /// All lanes `v`.
     fn splat(v: f32) -> Self;
@@ -45,17 +45,13 @@ pub trait Lanes: Copy {
     fn abs(self) -> Self;
     /// Adds the low bits of `t`, shifted to the exponent field, to the bits of `self` (the last step of `exp`).
     fn add_exponent(self, t: Self) -> Self;
-    /// Lanes 0..8 are `a`, lanes 8..16 are `b`.
-    fn halves(a: f32, b: f32) -> Self;
-    /// Lanes in fours: `v[0]` four times, and so on.
-    fn quads(v: &[f32; 4]) -> Self;
-    /// Lanes in twos.
-    fn pairs(v: &[f32; 8]) -> Self;
 
     /// Sixteen zeros.
     fn zero() -> Self::Ints;
     /// Sixty-four bytes in order.
     fn bytes(v: &[u8; 64]) -> Self::Bytes;
+    /// Four values, sixteen times.
+    fn broadcast(v: &[i8; 4]) -> Self::Bytes;
     /// Low and high nibble of each byte.
     fn nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes);
     /// Each byte (0..=15) replaced by the table's entry.
@@ -65,6 +61,8 @@ pub trait Lanes: Copy {
     fn dot(acc: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
     /// As [`Lanes::dot`] with codes up to 255.
     fn dot_wide(acc: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
+    /// Sums lane by lane.
+    fn add_ints(a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// Exact for the magnitudes that occur (below 2^24).
     fn to_f32(v: Self::Ints) -> Self;
 
@@ -87,6 +85,12 @@ pub trait Lanes: Copy {
         lanes[..v.len()].copy_from_slice(v);
         Self::load(&lanes)
     }
+}
+
+/// Four bytes as the word that [`Lanes::broadcast`] repeats.
+#[inline(always)]
+pub fn word(v: &[i8; 4]) -> i32 {
+    i32::from_le_bytes([v[0] as u8, v[1] as u8, v[2] as u8, v[3] as u8])
 }
 
 /// `e^x` lane by lane: [`mlxcel_compute::order::exp`].

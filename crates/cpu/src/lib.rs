@@ -1,5 +1,5 @@
-//! The CPU backend: SIMD lanes with run-time dispatch, a spinning thread pool, quantised linears that read packed
-//! weights as they lie in the file.
+//! The CPU backend: SIMD lanes with run-time dispatch, a spinning thread pool, quantised linears over
+//! weights laid out for them in memory.
 //!
 //! Every instruction set, thread count and batch gives the same bits: see `mlxcel_compute::order` and docs/NUMERICS.md.
 

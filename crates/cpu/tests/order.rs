@@ -54,7 +54,6 @@ struct Row {
     codes: Vec<u8>,
     scales: Vec<f32>,
     biases: Vec<f32>,
-    per_lane: usize,
 }
 
 /// Row `row` of a quantised weight, or nothing when the format has no integer form.
@@ -70,18 +69,16 @@ fn code_row(w: &HostWeight, row: usize) -> Option<Row> {
             codes: codes.clone().map(|c| (2.0 * e2m1(c) + 12.0) as u8).collect(),
             biases: scales.iter().map(|s| -6.0 * s).collect(),
             scales: scales.iter().map(|s| 0.5 * s).collect(),
-            per_lane: 8,
         }
     };
     match format {
         QuantFormat::Mxfp8 => None,
         QuantFormat::Mxfp4 => Some(doubled(e8m0)),
         QuantFormat::Nvfp4 => Some(doubled(e4m3)),
-        QuantFormat::Affine { bits, .. } => Some(Row {
+        QuantFormat::Affine { .. } => Some(Row {
             codes: codes.collect(),
             scales: groups.clone().map(|g| float_at(&w.scales, scale_type, g)).collect(),
             biases: groups.map(|g| float_at(&w.biases, scale_type, g)).collect(),
-            per_lane: if bits == 4 { 8 } else { 4 },
         }),
     }
 }
@@ -90,13 +87,13 @@ fn code_row(w: &HostWeight, row: usize) -> Option<Row> {
 fn linear_spec(w: &HostWeight, row: usize, x: &[f32], precision: Precision) -> f32 {
     if precision == Precision::Int8
         && w.inputs.is_multiple_of(32)
-        && let Some(Row { codes, scales, biases, per_lane }) = code_row(w, row)
+        && let Some(Row { codes, scales, biases }) = code_row(w, row)
     {
         let step = order::activation_group(x.len());
         let mut x_codes = vec![0i8; x.len()];
         let x_scales: Vec<f32> =
             x.chunks(step).zip(x_codes.chunks_mut(step)).map(|(x, c)| order::quantize_group(x, c)).collect();
-        let w = CodeRow { codes: &codes, scales: &scales, biases: &biases, per_lane };
+        let w = CodeRow { codes: &codes, scales: &scales, biases: &biases };
         return order::int8_dot(w, &x_codes, &x_scales);
     }
     let mut weights = vec![0.0; w.inputs];
@@ -107,15 +104,18 @@ fn linear_spec(w: &HostWeight, row: usize, x: &[f32], precision: Precision) -> f
 #[test]
 fn linear_is_int8_dot_or_dot() {
     let mut rng = Rng::new(1);
-    let mut compared = 0;
+    let (mut compared, mut turn) = (0, 0);
     for precision in PRECISIONS {
         let backends = backends(precision);
         for format in all_formats() {
             let group = if let WeightFormat::Quant(format, _) = format { format.group() } else { 1 };
-            // Odd numbers of groups leave blocks half empty; 17 rows and 13 outputs leave every kind of tile over.
-            let columns = if group == 1 { vec![1, 15, 33, 96] } else { [1, 2, 3, 5, 7].map(|n| n * group).to_vec() };
+            // One group and many; odd numbers of small groups make activations come in 32 values. Every number of rows has
+            // its turn, with whole panels and panels cut short.
+            let columns =
+                if group == 1 { vec![1, 15, 33, 96] } else { [1, 2, 3, 5, 7, 16].map(|n| n * group).to_vec() };
             for inputs in columns {
-                let (rows, outputs) = (1 + rng.below(17), 1 + rng.below(13));
+                let (rows, outputs) = (1 + turn % 17, 1 + rng.below(49));
+                turn += 1;
                 let shape = Shape { experts: 1, outputs, inputs };
                 let host = random_weight(&mut rng, format, shape, 1);
                 let spread = [1e-3, 1.0, 1e4][rng.below(3)];
@@ -324,4 +324,31 @@ fn a_wrong_order_is_noticed() {
     let plain = x.iter().zip(&w).fold(0.0f32, |a, (x, w)| x.mul_add(*w, a));
     let specified = order::dot(&x, &w);
     assert!((plain - specified).abs() < 1e-4 && plain.to_bits() != specified.to_bits());
+}
+
+#[test]
+fn a_wrong_int8_order_is_noticed() {
+    // The twin: all biases after all dot products instead of each after its group.
+    let mut rng = Rng::new(9);
+    let format = WeightFormat::Quant(QuantFormat::Affine { bits: 4, group: 64 }, DType::Bf16);
+    let b = CpuBackend::new(Precision::Int8, 1);
+    let (outputs, inputs) = (64, 512);
+    let host = random_weight(&mut rng, format, Shape { experts: 1, outputs, inputs }, 0);
+    let x = normals(&mut rng, inputs, 1.0);
+    let mut out = b.buffer(1, outputs);
+    b.linear(&filled(&b, 1, &x), &[&b.load_weight(host.clone()).expect("a weight")], &mut [&mut out]);
+    let mut x_codes = vec![0i8; inputs];
+    let x_scales: Vec<f32> =
+        x.chunks(64).zip(x_codes.chunks_mut(64)).map(|(x, c)| order::quantize_group(x, c)).collect();
+    let differing = (0..outputs).zip(b.read(&out)).filter(|(o, got)| {
+        let Row { codes, scales, biases } = code_row(&host, *o).expect("an integer form");
+        let none = vec![0.0; biases.len()];
+        let w = CodeRow { codes: &codes, scales: &scales, biases: &none };
+        let sums = x_codes.chunks(64).map(|c| c.iter().map(|v| i32::from(*v)).sum::<i32>() as f32);
+        let late = biases.iter().zip(sums).zip(&x_scales);
+        let late = late.fold(order::int8_dot(w, &x_codes, &x_scales), |a, ((b, s), x)| b.mul_add(s * x, a));
+        assert!((late - got).abs() < 1e-2, "output {o}: {late} and {got}");
+        late.to_bits() != got.to_bits()
+    });
+    assert!(differing.count() > outputs / 4);
 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, word};
 
 /// Sixteen f32: lanes 0..8 and 8..16.
 #[derive(Clone, Copy)]
@@ -50,7 +50,7 @@ fn bf16_wide(v: *const u8) -> __m256 {
 impl Lanes for Avx2 {
     type Ints = (__m256i, __m256i);
     type Bytes = (__m256i, __m256i);
-    const ACCUMULATORS: usize = 4;
+    const ROWS: usize = 4;
 
     lanewise!(add _mm256_add_ps, sub _mm256_sub_ps, mul _mm256_mul_ps, div _mm256_div_ps, max _mm256_max_ps,
         min _mm256_min_ps);
@@ -122,30 +122,6 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn halves(a: f32, b: f32) -> Self {
-        isa!(Avx2(_mm256_set1_ps(a), _mm256_set1_ps(b)))
-    }
-
-    #[inline(always)]
-    fn quads(v: &[f32; 4]) -> Self {
-        isa!(Avx2(
-            _mm256_set_m128(_mm_set1_ps(v[1]), _mm_set1_ps(v[0])),
-            _mm256_set_m128(_mm_set1_ps(v[3]), _mm_set1_ps(v[2]))
-        ))
-    }
-
-    #[inline(always)]
-    fn pairs(v: &[f32; 8]) -> Self {
-        isa!({
-            let all = _mm256_loadu_ps(v.as_ptr());
-            Avx2(
-                _mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
-                _mm256_permutevar8x32_ps(all, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)),
-            )
-        })
-    }
-
-    #[inline(always)]
     fn zero() -> Self::Ints {
         isa!((_mm256_setzero_si256(), _mm256_setzero_si256()))
     }
@@ -153,6 +129,12 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn bytes(v: &[u8; 64]) -> Self::Bytes {
         isa!((_mm256_loadu_si256(v.as_ptr().cast()), _mm256_loadu_si256(v.as_ptr().add(32).cast())))
+    }
+
+    #[inline(always)]
+    fn broadcast(v: &[i8; 4]) -> Self::Bytes {
+        let all = isa!(_mm256_set1_epi32(word(v)));
+        (all, all)
     }
 
     #[inline(always)]
@@ -186,6 +168,11 @@ impl Lanes for Avx2 {
         let (low, high) = Self::nibbles(codes);
         let acc = Self::dot(acc, low, x);
         (dot8(acc.0, high.0, x.0, 16), dot8(acc.1, high.1, x.1, 16))
+    }
+
+    #[inline(always)]
+    fn add_ints(a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        isa!((_mm256_add_epi32(a.0, b.0), _mm256_add_epi32(a.1, b.1)))
     }
 
     #[inline(always)]

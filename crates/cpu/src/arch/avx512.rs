@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, word};
 
 /// Sixteen f32.
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ macro_rules! lanewise {
 impl Lanes for Avx512 {
     type Ints = __m512i;
     type Bytes = __m512i;
-    const ACCUMULATORS: usize = 16;
+    const ROWS: usize = 8;
 
     lanewise!(add _mm512_add_ps, sub _mm512_sub_ps, mul _mm512_mul_ps, div _mm512_div_ps, max _mm512_max_ps,
         min _mm512_min_ps);
@@ -86,27 +86,6 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn halves(a: f32, b: f32) -> Self {
-        isa!(Avx512(_mm512_mask_mov_ps(_mm512_set1_ps(a), 0xff00, _mm512_set1_ps(b))))
-    }
-
-    #[inline(always)]
-    fn quads(v: &[f32; 4]) -> Self {
-        isa!({
-            let all = _mm512_castps128_ps512(_mm_loadu_ps(v.as_ptr()));
-            Avx512(_mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), all))
-        })
-    }
-
-    #[inline(always)]
-    fn pairs(v: &[f32; 8]) -> Self {
-        isa!({
-            let all = _mm512_castps256_ps512(_mm256_loadu_ps(v.as_ptr()));
-            Avx512(_mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), all))
-        })
-    }
-
-    #[inline(always)]
     fn zero() -> __m512i {
         isa!(_mm512_setzero_si512())
     }
@@ -114,6 +93,11 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn bytes(v: &[u8; 64]) -> __m512i {
         isa!(_mm512_loadu_si512(v.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn broadcast(v: &[i8; 4]) -> __m512i {
+        isa!(_mm512_set1_epi32(word(v)))
     }
 
     #[inline(always)]
@@ -137,6 +121,11 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn dot_wide(acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
         isa!(_mm512_dpbusd_epi32(acc, codes, x))
+    }
+
+    #[inline(always)]
+    fn add_ints(a: __m512i, b: __m512i) -> __m512i {
+        isa!(_mm512_add_epi32(a, b))
     }
 
     #[inline(always)]

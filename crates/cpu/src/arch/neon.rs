@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, word};
 
 /// Sixteen f32, four a register.
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ fn dot16(codes: uint8x16_t, x: uint8x16_t) -> int32x4_t {
 impl Lanes for Neon {
     type Ints = [int32x4_t; 4];
     type Bytes = [uint8x16_t; 4];
-    const ACCUMULATORS: usize = 4;
+    const ROWS: usize = 4;
 
     #[inline(always)]
     fn splat(v: f32) -> Self {
@@ -150,28 +150,6 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn halves(a: f32, b: f32) -> Self {
-        isa!({
-            let (a, b) = (vdupq_n_f32(a), vdupq_n_f32(b));
-            Neon([a, a, b, b])
-        })
-    }
-
-    #[inline(always)]
-    fn quads(v: &[f32; 4]) -> Self {
-        isa!(Neon([vdupq_n_f32(v[0]), vdupq_n_f32(v[1]), vdupq_n_f32(v[2]), vdupq_n_f32(v[3])]))
-    }
-
-    #[inline(always)]
-    fn pairs(v: &[f32; 8]) -> Self {
-        let mut lanes = [0.0f32; 16];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            *lane = v[i / 2];
-        }
-        Self::load(&lanes)
-    }
-
-    #[inline(always)]
     fn zero() -> Self::Ints {
         [isa!(vdupq_n_s32(0)); 4]
     }
@@ -180,6 +158,11 @@ impl Lanes for Neon {
     fn bytes(v: &[u8; 64]) -> Self::Bytes {
         let p = v.as_ptr();
         isa!([vld1q_u8(p), vld1q_u8(p.add(16)), vld1q_u8(p.add(32)), vld1q_u8(p.add(48))])
+    }
+
+    #[inline(always)]
+    fn broadcast(v: &[i8; 4]) -> Self::Bytes {
+        [isa!(vreinterpretq_u8_s32(vdupq_n_s32(word(v)))); 4]
     }
 
     #[inline(always)]
@@ -222,6 +205,11 @@ impl Lanes for Neon {
             vaddq_s32(acc[2], vshlq_n_s32::<4>(dot16(high[2], x[2]))),
             vaddq_s32(acc[3], vshlq_n_s32::<4>(dot16(high[3], x[3])))
         ])
+    }
+
+    #[inline(always)]
+    fn add_ints(a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        isa!([vaddq_s32(a[0], b[0]), vaddq_s32(a[1], b[1]), vaddq_s32(a[2], b[2]), vaddq_s32(a[3], b[3])])
     }
 
     #[inline(always)]

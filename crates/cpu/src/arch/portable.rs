@@ -21,7 +21,7 @@ impl Portable {
 impl Lanes for Portable {
     type Ints = [i32; 16];
     type Bytes = [u8; 64];
-    const ACCUMULATORS: usize = 4;
+    const ROWS: usize = 4;
 
     #[inline(always)]
     fn splat(v: f32) -> Self {
@@ -99,21 +99,6 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn halves(a: f32, b: f32) -> Self {
-        Portable(std::array::from_fn(|i| if i < 8 { a } else { b }))
-    }
-
-    #[inline(always)]
-    fn quads(v: &[f32; 4]) -> Self {
-        Portable(std::array::from_fn(|i| v[i / 4]))
-    }
-
-    #[inline(always)]
-    fn pairs(v: &[f32; 8]) -> Self {
-        Portable(std::array::from_fn(|i| v[i / 2]))
-    }
-
-    #[inline(always)]
     fn zero() -> [i32; 16] {
         [0; 16]
     }
@@ -121,6 +106,11 @@ impl Lanes for Portable {
     #[inline(always)]
     fn bytes(v: &[u8; 64]) -> [u8; 64] {
         *v
+    }
+
+    #[inline(always)]
+    fn broadcast(v: &[i8; 4]) -> [u8; 64] {
+        std::array::from_fn(|i| v[i % 4] as u8)
     }
 
     #[inline(always)]
@@ -144,6 +134,11 @@ impl Lanes for Portable {
             acc[i / 4] += i32::from(*c) * i32::from(x as i8);
         }
         acc
+    }
+
+    #[inline(always)]
+    fn add_ints(a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
+        std::array::from_fn(|i| a[i] + b[i])
     }
 
     #[inline(always)]

@@ -1,9 +1,11 @@
 //! The operations, one idea a file.
 
 pub mod attend;
+pub mod decode;
 pub mod delta;
 pub mod linear;
 pub mod moe;
+pub mod panel;
 pub mod quant;
 pub mod rows;
 pub mod scales;

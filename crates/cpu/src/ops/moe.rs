@@ -28,9 +28,9 @@ pub fn apply(
     activation: Activation,
     out: &mut CpuBuffer,
 ) {
-    let (gate, up, down) = (&weights.gate.host, &weights.up.host, &weights.down.host);
+    let (gate, up, down) = (weights.gate, weights.up, weights.down);
     // Rows grouped by expert: each expert's weights are read once.
-    let mut by_expert: Vec<Vec<(usize, usize)>> = vec![Vec::new(); gate.experts]; // (row, rank)
+    let mut by_expert: Vec<Vec<(usize, usize)>> = vec![Vec::new(); gate.host.experts]; // (row, rank)
     for (row, route) in routes.iter().enumerate() {
         for (rank, (expert, _)) in route.iter().enumerate() {
             by_expert[*expert].push((row, rank));
@@ -41,8 +41,8 @@ pub fn apply(
     for (i, (row, _)) in order.iter().enumerate() {
         grouped.data_mut()[i * x.width()..][..x.width()].copy_from_slice(x.row(*row));
     }
-    let mut inner = CpuBuffer::new(&backend.arena, order.len(), gate.outputs);
-    let mut results = CpuBuffer::new(&backend.arena, order.len(), down.outputs);
+    let mut inner = CpuBuffer::new(&backend.arena, order.len(), gate.host.outputs);
+    let mut results = CpuBuffer::new(&backend.arena, order.len(), down.host.outputs);
     let spans: Vec<(usize, usize, usize)> = by_expert
         .iter()
         .enumerate()
@@ -52,9 +52,9 @@ pub fn apply(
         })
         .filter(|(_, _, rows)| *rows > 0)
         .collect();
-    let (pool, isa, precision) = (&backend.pool, backend.isa, backend.precision);
+    let (pool, isa) = (&backend.pool, backend.isa);
     {
-        let input = Input::new(pool, isa, precision, grouped.data(), x.width(), &[gate, up]);
+        let input = Input::new(pool, isa, grouped.data(), x.width(), &[gate, up]);
         let shared = Shared::new(inner.data_mut());
         let jobs: Vec<Job<'_>> = spans
             .iter()
@@ -68,10 +68,10 @@ pub fn apply(
                 out: &shared,
             })
             .collect();
-        run(pool, isa, precision, &jobs);
+        run(pool, isa, &jobs);
     }
     {
-        let input = Input::new(pool, isa, precision, inner.data(), gate.outputs, &[down]);
+        let input = Input::new(pool, isa, inner.data(), gate.host.outputs, &[down]);
         let shared = Shared::new(results.data_mut());
         let jobs: Vec<Job<'_>> = spans
             .iter()
@@ -85,7 +85,7 @@ pub fn apply(
                 out: &shared,
             })
             .collect();
-        run(pool, isa, precision, &jobs);
+        run(pool, isa, &jobs);
     }
     let mut place = vec![vec![0; 0]; routes.len()];
     for (p, route) in place.iter_mut().zip(routes) {
@@ -94,7 +94,7 @@ pub fn apply(
     for (i, (row, rank)) in order.iter().enumerate() {
         place[*row][*rank] = i;
     }
-    let width = down.outputs;
+    let width = down.host.outputs;
     for (row, route) in routes.iter().enumerate() {
         let target = &mut out.data_mut()[row * width..][..width];
         target.fill(0.0);

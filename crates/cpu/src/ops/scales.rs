@@ -1,23 +1,15 @@
-//! How group scales are stored, as a type parameter of the kernels.
-
-use mlxcel_compute::dequant::{e4m3, e8m0};
+//! How a panel's scales and biases are stored, as a type parameter of the kernels.
 
 use crate::lanes::Lanes;
 
-/// Reads the scale (and bias) of group `i` of a row.
+/// Reads the scales (and biases) of sixteen outputs' group.
 pub trait Scales {
-    /// Bytes of a scale.
-    const SIZE: usize;
-    /// Factor on the integer codes.
-    fn scale(scales: &[u8], i: usize) -> f32;
-    /// Value of code zero.
-    fn bias(scales: &[u8], biases: &[u8], i: usize) -> f32;
-
-    /// Sixteen biases from group `i`, where the row has them and they can be read at once.
-    #[inline(always)]
-    fn biases16<L: Lanes>(_biases: &[u8], _i: usize) -> Option<L> {
-        None
-    }
+    /// Bytes of the scales and biases of a group.
+    const BYTES: usize;
+    /// Factors on the integer codes.
+    fn scale<L: Lanes>(bytes: &[u8]) -> L;
+    /// Values of code zero.
+    fn bias<L: Lanes>(bytes: &[u8]) -> L;
 }
 
 /// Affine, f32.
@@ -26,107 +18,89 @@ pub struct F32;
 pub struct Bf16;
 /// Affine, binary16.
 pub struct F16;
-/// mxfp4: codes are the doubled E2M1 value plus 12, scales powers of two.
-pub struct E8m0Half;
-/// nvfp4: the same codes, E4M3 scales.
-pub struct E4m3Half;
+/// E2M1: codes are the doubled value plus 12, scales the halved ones as bf16.
+pub struct Halved;
 
 #[inline(always)]
-fn f32_at(bytes: &[u8], i: usize) -> f32 {
-    let b = &bytes[4 * i..4 * i + 4];
-    f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+fn array<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
+    bytes[at..].first_chunk().expect("scales of sixteen outputs")
 }
 
 #[inline(always)]
-fn bf16_at(bytes: &[u8], i: usize) -> f32 {
-    let b = &bytes[2 * i..2 * i + 2];
-    f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)
-}
-
-#[inline(always)]
-fn f16_at(bytes: &[u8], i: usize) -> f32 {
-    let b = &bytes[2 * i..2 * i + 2];
-    half::f16::from_le_bytes([b[0], b[1]]).to_f32()
+fn load_f32<L: Lanes>(bytes: &[u8; 64]) -> L {
+    let mut lanes = [0.0; 16];
+    for (lane, b) in lanes.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *lane = f32::from_le_bytes(*b);
+    }
+    L::load(&lanes)
 }
 
 macro_rules! affine {
-    ($name:ident, $size:literal, $at:ident, $load:ident) => {
+    ($name:ident, $half:literal, $load:path) => {
         impl Scales for $name {
-            const SIZE: usize = $size;
+            const BYTES: usize = 2 * $half;
 
             #[inline(always)]
-            fn scale(scales: &[u8], i: usize) -> f32 {
-                $at(scales, i)
+            fn scale<L: Lanes>(bytes: &[u8]) -> L {
+                $load(array::<$half>(bytes, 0))
             }
 
             #[inline(always)]
-            fn bias(_: &[u8], biases: &[u8], i: usize) -> f32 {
-                $at(biases, i)
+            fn bias<L: Lanes>(bytes: &[u8]) -> L {
+                $load(array::<$half>(bytes, $half))
             }
-
-            $load! {}
         }
     };
 }
 
-macro_rules! one_by_one {
-    () => {};
-}
-
-macro_rules! sixteen_bf16 {
-    () => {
-        #[inline(always)]
-        fn biases16<L: Lanes>(biases: &[u8], i: usize) -> Option<L> {
-            Some(L::load_bf16(biases.get(2 * i..2 * i + 32)?.first_chunk()?))
-        }
-    };
-}
-
-affine!(F32, 4, f32_at, one_by_one);
-affine!(Bf16, 2, bf16_at, sixteen_bf16);
-affine!(F16, 2, f16_at, one_by_one);
+affine!(F32, 64, load_f32);
+affine!(Bf16, 32, L::load_bf16);
+affine!(F16, 32, L::load_f16);
 
 /// Twice the E2M1 values plus 12: unsigned bytes for the integer dot product. The factor is halved and the offset
 /// becomes a bias of `-6 * scale`, both exact.
 pub const E2M1_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-impl Scales for E8m0Half {
-    const SIZE: usize = 1;
+impl Scales for Halved {
+    const BYTES: usize = 32;
 
     #[inline(always)]
-    fn scale(scales: &[u8], i: usize) -> f32 {
-        0.5 * e8m0(scales[i])
+    fn scale<L: Lanes>(bytes: &[u8]) -> L {
+        L::load_bf16(array(bytes, 0))
     }
 
+    /// `-6 * scale`: exact, because so is the halving.
     #[inline(always)]
-    fn bias(scales: &[u8], _: &[u8], i: usize) -> f32 {
-        -6.0 * e8m0(scales[i])
-    }
-}
-
-impl Scales for E4m3Half {
-    const SIZE: usize = 1;
-
-    #[inline(always)]
-    fn scale(scales: &[u8], i: usize) -> f32 {
-        0.5 * e4m3(scales[i])
-    }
-
-    #[inline(always)]
-    fn bias(scales: &[u8], _: &[u8], i: usize) -> f32 {
-        -6.0 * e4m3(scales[i])
+    fn bias<L: Lanes>(bytes: &[u8]) -> L {
+        Self::scale::<L>(bytes).mul(L::splat(-12.0))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::E2M1_CODES;
-    use mlxcel_compute::dequant::e2m1;
+    use mlxcel_compute::dequant::{e2m1, e4m3, e8m0};
 
     #[test]
     fn e2m1_codes_are_exact() {
         for code in 0..16u8 {
             assert_eq!(0.5 * f32::from(E2M1_CODES[usize::from(code)]) - 6.0, e2m1(code), "code {code}");
+        }
+    }
+
+    #[test]
+    fn halved_scales_are_bf16_and_give_the_bias() {
+        for byte in 0..=255u8 {
+            for scale in [e8m0(byte), e4m3(byte)] {
+                let half = 0.5 * scale;
+                let stored = half::bf16::from_bits((half.to_bits() >> 16) as u16).to_f32();
+                if scale.is_nan() {
+                    assert!(stored.is_nan(), "byte {byte}");
+                } else {
+                    assert_eq!(stored.to_bits(), half.to_bits(), "byte {byte}");
+                    assert_eq!((-12.0 * stored).to_bits(), (-6.0 * scale).to_bits(), "byte {byte}");
+                }
+            }
         }
     }
 }

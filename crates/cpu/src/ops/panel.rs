@@ -1,0 +1,249 @@
+//! Quantised matrices as the int8 kernels read them: panels of sixteen outputs side by side, so that a lane is an output
+//! and a group costs one conversion and one scale for all of them.
+//!
+//! A panel is a run of groups, each `[codes, scales, biases]`:
+//! - codes in blocks of 8 values of each output, four bytes a lane. Up to 4 bits ([`Code::Nibbles`], [`Code::E2m1`]) a
+//!   block is 64 bytes: byte `4 o + j` has value `j` in its low nibble and value `4 + j` in its high one. Wider codes are
+//!   bytes, and a block 128 of them: byte `4 o + j` has value `j`, byte `64 + 4 o + j` value `4 + j`;
+//! - sixteen scales, then sixteen biases, in the type of the file. E2M1 formats keep half the scale as bf16 (which holds
+//!   every E8M0 and E4M3 value exactly) and no bias: it is -12 times that ([`crate::ops::scales`]).
+//!
+//! Outputs beyond the last are zeros. The copy is made once, at the first product with a matrix: a table that is only
+//! read by rows never has one.
+
+use mlxcel_compute::dequant::{e4m3, e8m0};
+use mlxcel_compute::{DType, HostWeight, QuantFormat, WeightFormat};
+
+use crate::buffer::Shared;
+use crate::ops::decode::codes_of;
+use crate::pool::Pool;
+
+/// Outputs of a panel.
+pub const OUTPUTS: usize = 16;
+
+/// Values of each output in a block.
+pub const VALUES: usize = 8;
+
+/// Bytes of a cache line; panels start at a multiple.
+const LINE: usize = 64;
+
+/// How codes lie in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// Affine codes of up to 4 bits.
+    Nibbles,
+    /// E2M1 codes.
+    E2m1,
+    /// Affine codes of 5 or 6 bits.
+    Narrow,
+    /// Affine codes of 8 bits.
+    Wide,
+}
+
+impl Code {
+    /// Bytes of a block.
+    const fn block_bytes(self) -> usize {
+        match self {
+            Code::Nibbles | Code::E2m1 => 64,
+            Code::Narrow | Code::Wide => 128,
+        }
+    }
+}
+
+/// How a weight is laid out, which follows from its format alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PanelFormat {
+    /// Form of the codes.
+    pub code: Code,
+    /// Type of scales and biases; for E2M1 the bf16 of half the scale, without a bias.
+    pub scales: DType,
+    /// Values that share a scale.
+    pub group: usize,
+}
+
+impl PanelFormat {
+    /// The layout of a weight that has an integer form; nothing for floats and mxfp8, whose E4M3 elements have none.
+    pub fn of(format: WeightFormat) -> Option<Self> {
+        let WeightFormat::Quant(quant, scales) = format else { return None };
+        let (code, scales) = match quant {
+            QuantFormat::Affine { bits: 2..=4, .. } => (Code::Nibbles, scales),
+            QuantFormat::Affine { bits: 8, .. } => (Code::Wide, scales),
+            QuantFormat::Affine { .. } => (Code::Narrow, scales),
+            QuantFormat::Mxfp4 | QuantFormat::Nvfp4 => (Code::E2m1, DType::Bf16),
+            QuantFormat::Mxfp8 => return None,
+        };
+        Some(PanelFormat { code, scales, group: quant.group() })
+    }
+
+    /// Bytes of a group of sixteen outputs.
+    fn group_bytes(self) -> usize {
+        let kinds = if self.code == Code::E2m1 { 1 } else { 2 };
+        self.group / VALUES * self.code.block_bytes() + kinds * OUTPUTS * self.scales.size()
+    }
+}
+
+/// The panels of a weight, matrix after matrix.
+pub struct Panels {
+    format: PanelFormat,
+    groups: usize,
+    /// Panels of one matrix.
+    count: usize,
+    panel_bytes: usize,
+    /// First byte used of `memory`: a multiple of [`LINE`] in the address space.
+    start: usize,
+    memory: Vec<u8>,
+}
+
+/// The panels of one matrix.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    /// All bytes.
+    pub data: &'a [u8],
+    /// Bytes of one panel.
+    pub panel_bytes: usize,
+    /// Groups of a row.
+    pub groups: usize,
+    /// Values of a group.
+    pub group: usize,
+}
+
+impl Panels {
+    /// Lays out every matrix of a weight whose byte ranges were checked.
+    pub fn new(pool: &Pool, weight: &HostWeight, format: PanelFormat) -> Self {
+        let groups = weight.inputs / format.group;
+        let count = weight.outputs.div_ceil(OUTPUTS);
+        let panel_bytes = groups * format.group_bytes();
+        let total = weight.experts * count;
+        let mut memory = vec![0u8; total * panel_bytes + LINE];
+        let start = memory.as_ptr().align_offset(LINE).min(LINE);
+        let shared = Shared::new(&mut memory[start..]);
+        let step = total.div_ceil(pool.threads() * 16).max(1);
+        pool.run(total.div_ceil(step), &|chunk| {
+            for i in chunk * step..((chunk + 1) * step).min(total) {
+                // SAFETY: each panel belongs to one chunk.
+                let out = unsafe { shared.part(i * panel_bytes, panel_bytes) };
+                let from = i % count * OUTPUTS;
+                let first = i / count * weight.stride + from;
+                lay_out(weight, format, first..first + OUTPUTS.min(weight.outputs - from), out);
+            }
+        });
+        Panels { format, groups, count, panel_bytes, start, memory }
+    }
+
+    /// The layout.
+    pub fn format(&self) -> PanelFormat {
+        self.format
+    }
+
+    /// Matrix `expert` of the stack.
+    pub fn matrix(&self, expert: usize) -> Matrix<'_> {
+        let size = self.count * self.panel_bytes;
+        let data = &self.memory[self.start + expert * size..][..size];
+        Matrix { data, panel_bytes: self.panel_bytes, groups: self.groups, group: self.format.group }
+    }
+}
+
+/// One panel from the stored rows `rows`, at most sixteen. `out` holds zeros.
+fn lay_out(weight: &HostWeight, format: PanelFormat, rows: std::ops::Range<usize>, out: &mut [u8]) {
+    let WeightFormat::Quant(quant, _) = weight.format else { unreachable!("panels are of quantised weights") };
+    let (row_bytes, scale_bytes) = (weight.row_bytes(), weight.scale_row_bytes());
+    let (group_bytes, block_bytes) = (format.group_bytes(), format.code.block_bytes());
+    let code_bytes = format.group / VALUES * block_bytes;
+    for (o, row) in rows.enumerate() {
+        let codes = &weight.data[row * row_bytes..][..row_bytes];
+        for block in 0..weight.inputs.div_ceil(64) {
+            let sixty_four = codes_of(quant.bits(), codes, block);
+            let from = block * 64;
+            let have = (weight.inputs - from).min(64);
+            for (i, eight) in sixty_four[..have].as_chunks::<VALUES>().0.iter().enumerate() {
+                let k = from + i * VALUES;
+                let at = k / format.group * group_bytes + k % format.group / VALUES * block_bytes + 4 * o;
+                let [a, b, c, d, e, f, g, h] = *eight;
+                if block_bytes == 64 {
+                    out[at..at + 4].copy_from_slice(&[a | e << 4, b | f << 4, c | g << 4, d | h << 4]);
+                } else {
+                    out[at..at + 4].copy_from_slice(&[a, b, c, d]);
+                    out[at + 64..at + 68].copy_from_slice(&[e, f, g, h]);
+                }
+            }
+        }
+        let scales = &weight.scales[row * scale_bytes..][..scale_bytes];
+        let biases = if weight.biases.is_empty() { &[] } else { &weight.biases[row * scale_bytes..][..scale_bytes] };
+        for (g, group) in out.chunks_exact_mut(group_bytes).enumerate() {
+            let (scale_out, bias_out) = group[code_bytes..].split_at_mut(OUTPUTS * format.scales.size());
+            if format.code == Code::E2m1 {
+                let scale = if quant == QuantFormat::Mxfp4 { e8m0(scales[g]) } else { e4m3(scales[g]) };
+                // Exact, so the upper half of the bits is all there is (a NaN stays one).
+                let upper = ((0.5 * scale).to_bits() >> 16) as u16;
+                scale_out[2 * o..2 * o + 2].copy_from_slice(&upper.to_le_bytes());
+            } else {
+                let size = format.scales.size();
+                scale_out[size * o..][..size].copy_from_slice(&scales[size * g..][..size]);
+                if !biases.is_empty() {
+                    bias_out[size * o..][..size].copy_from_slice(&biases[size * g..][..size]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LINE, PanelFormat, Panels};
+    use crate::pool::Pool;
+    use mlxcel_compute::conformance::all_formats;
+    use mlxcel_compute::conformance::rng::Rng;
+    use mlxcel_compute::conformance::weights::{Shape, random_weight};
+    use mlxcel_compute::dequant::code;
+    use mlxcel_compute::{HostWeight, WeightFormat};
+
+    /// Value `k` of output `o`, read back from the panels.
+    fn stored(panels: &Panels, expert: usize, o: usize, k: usize) -> u8 {
+        let (matrix, format) = (panels.matrix(expert), panels.format());
+        let panel = &matrix.data[o / 16 * matrix.panel_bytes..][..matrix.panel_bytes];
+        let group = &panel[k / format.group * format.group_bytes()..];
+        let (bytes, k) = (format.code.block_bytes(), k % format.group);
+        let block = &group[k / 8 * bytes..][..bytes];
+        let (at, half) = (4 * (o % 16) + k % 4, k % 8 / 4);
+        if bytes == 128 { block[64 * half + at] } else { block[at] >> (4 * half) & 15 }
+    }
+
+    fn differing(panels: &Panels, w: &HostWeight) -> usize {
+        let bits = if let WeightFormat::Quant(format, _) = w.format { format.bits() } else { 0 };
+        let rows = (0..w.experts).flat_map(|e| (0..w.outputs).map(move |o| (e, o)));
+        rows.flat_map(|(e, o)| (0..w.inputs).map(move |k| (e, o, k)))
+            .filter(|(e, o, k)| {
+                let row = &w.data[(e * w.stride + o) * w.row_bytes()..][..w.row_bytes()];
+                stored(panels, *e, *o, *k) != code(row, bits, *k)
+            })
+            .count()
+    }
+
+    #[test]
+    fn every_code_is_found_where_the_layout_says() {
+        let mut rng = Rng::new(1);
+        let pool = Pool::new(2);
+        let mut checked = 0;
+        for format in all_formats() {
+            let Some(layout) = PanelFormat::of(format) else { continue };
+            for (experts, outputs, groups) in [(1, 1, 1), (1, 16, 2), (3, 21, 3), (2, 40, 1)] {
+                let shape = Shape { experts, outputs, inputs: groups * layout.group };
+                let mut w = random_weight(&mut rng, format, shape, 1);
+                // Every second matrix of a stack, as gate and up lie in one tensor.
+                if experts == 3 {
+                    (w.experts, w.stride) = (2, 2 * w.stride);
+                }
+                let panels = Panels::new(&pool, &w, layout);
+                assert_eq!(panels.matrix(0).data.as_ptr().align_offset(LINE), 0);
+                assert_eq!(differing(&panels, &w), 0, "{format} {shape:?}");
+                checked += 1;
+                // The twin: one bit of one code elsewhere.
+                let mut data = w.data.to_vec();
+                data[rng.below(w.row_bytes())] ^= 1 << rng.below(8);
+                w.data = data.into();
+                assert_eq!(differing(&panels, &w), 1, "{format} {shape:?}, a flipped bit");
+            }
+        }
+        assert!(checked > 40, "{checked} weights");
+    }
+}
