@@ -28,8 +28,9 @@ fn load<B: Backend>(dir: &Path, backend: B) -> Box<dyn Model> {
     registry::load(&checkpoint, Arc::new(backend)).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Few widths; the seed is one with which even the last bit of one value is not rounded away before the logits.
 fn small() -> Probe {
-    Probe { widths: vec![2, 9, 16], batches: vec![1, 3], draws: 2, seed: 1, thorough: true, ..Probe::startup(16, 1) }
+    Probe { widths: vec![2, 9, 16], batches: vec![1, 3], draws: 2, seed: 4, thorough: true, ..Probe::startup(16, 1) }
 }
 
 fn honest(name: &str) -> Box<dyn Model> {

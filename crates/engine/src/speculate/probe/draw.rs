@@ -85,7 +85,7 @@ impl Facts {
     fn length(&self, sequence: usize, random: &mut Random) -> usize {
         let length = match sequence {
             0 => self.window.unwrap_or(3 * self.page_len).saturating_sub(random.below(3)),
-            _ if sequence % 2 == 0 => {
+            _ if sequence.is_multiple_of(2) => {
                 ((1 + random.below(2)) * self.page_len).saturating_sub(1 + random.below(self.steps - 1))
             }
             _ => 1 + random.below(2 * self.page_len),

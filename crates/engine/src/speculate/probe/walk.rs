@@ -201,15 +201,18 @@ impl<'a> Walk<'a> {
         if outcome.mixed {
             return vec![vec![self.mixed(width, batch)]];
         }
-        let whole = batch == 1 && (thorough || is_key(width));
         if batch > 1 {
             // Another sequence comes first each time.
             let order: Vec<usize> = (0..batch).map(|i| (i + width + draw) % batch).collect();
-            return vec![self.plan(&order, width, draw, whole)];
+            return vec![self.plan(&order, width, draw, false)];
         }
-        // Alone: the long sequence and the short one, of most widths one of the two in a draw.
-        let kinds = if whole { KINDS } else { 1 };
-        (0..kinds).map(|kind| self.plan(&[(draw + kind) % KINDS], width, draw, whole)).collect()
+        if thorough || is_key(width) {
+            // Alone, in the long context and in the short one.
+            return (0..KINDS).map(|kind| self.plan(&[kind], width, draw, true)).collect();
+        }
+        // One of the two in a draw, and nothing to take back: that is seen with the other widths.
+        let block = Block { len: width, right: width, ..Block::single(draw % KINDS, 0) };
+        vec![vec![vec![block]]]
     }
 
     /// A block whose last drafts are wrong, and the block that follows what of it was right; or, of width 1, all steps. The first
@@ -240,7 +243,11 @@ impl<'a> Walk<'a> {
             Block { len: three, right: three - 1, ..single },
             single,
         ];
-        (0..batch).zip(blocks).map(|(sequence, block)| Block { sequence, ..block }).collect()
+        let mut blocks: Vec<Block> =
+            (0..batch).zip(blocks).map(|(sequence, block)| Block { sequence, ..block }).collect();
+        // The last row of the batch is one that is compared.
+        blocks.reverse();
+        blocks
     }
 
     /// Steps of the reference.
