@@ -23,6 +23,7 @@ use mlxcel_text::Tokenizer;
 
 use crate::args::{DraftArgs, DraftKindArg, ModelArgs, PrecisionArg};
 use crate::locate::Environment;
+use crate::units::shell_word;
 
 /// A probe that takes longer is announced.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -312,7 +313,7 @@ pub fn key(model: &dyn Model, checkpoint: &Checkpoint) -> Option<Key> {
 
 /// The command that probes what these arguments start, as typed in a shell.
 pub fn probe_command(path: &Path, args: &ModelArgs, draft: &DraftArgs) -> String {
-    let mut command = format!("mlxcel probe -m {}", quoted(path));
+    let mut command = format!("mlxcel probe -m {}", shell_word(&path.display().to_string()));
     if let Some(threads) = args.threads {
         command += &format!(" -t {threads}");
     }
@@ -320,7 +321,7 @@ pub fn probe_command(path: &Path, args: &ModelArgs, draft: &DraftArgs) -> String
         command += " --cpu-precision f32";
     }
     if let Some(path) = &draft.model_draft {
-        command += &format!(" --model-draft {}", quoted(path));
+        command += &format!(" --model-draft {}", shell_word(&path.display().to_string()));
     }
     match draft.draft_kind {
         Some(DraftKindArg::Mtp) => command += " --draft-kind mtp",
@@ -329,13 +330,6 @@ pub fn probe_command(path: &Path, args: &ModelArgs, draft: &DraftArgs) -> String
         Some(DraftKindArg::None) | None => {}
     }
     command
-}
-
-/// A path as one word of a shell.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+:@%".contains(c);
-    if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 fn name(dir: &Path) -> String {
@@ -479,7 +473,7 @@ mod tests {
         for (path, word) in
             [("models/a-4bit", "models/a-4bit"), ("my models", "'my models'"), ("it's", "'it'\\''s'"), ("", "''")]
         {
-            assert_eq!(quoted(Path::new(path)), word);
+            assert_eq!(shell_word(path), word);
         }
         let args = ModelArgs { model: None, threads: Some(3), cpu_precision: PrecisionArg::F32 };
         let draft = DraftArgs { model_draft: Some("d".into()), ..DraftArgs::default() };

@@ -285,8 +285,8 @@ fn a_model_drafts_for_another() {
                 r.block_size = Some([2, 4, 7, 16][i % 4]);
             });
             let (want, _) = plain(recurrent, &requests);
-            // Half of the tokens are the target's, the rest another hash's.
-            let near = move |seen: &[u32]| match seen.len() % 4 {
+            // Two tokens in three are the target's.
+            let near = move |seen: &[u32]| match seen.len() % 3 {
                 0 => Row::Logits(hash_row(&seen[..seen.len() / 2])),
                 _ => Row::Logits(hash_row(seen)),
             };
@@ -312,7 +312,7 @@ fn a_model_drafts_for_another() {
                     // Bias and penalties lift tokens that are not among the candidates.
                     assert!(rate > 0.8, "recurrent {recurrent}, own state {own_state}: {totals:?}");
                 } else {
-                    assert!(rate > 0.2 && rate < 0.8, "{totals:?}");
+                    assert!(rate > 0.2 && rate < 0.9, "{totals:?}");
                 }
             }
         }
