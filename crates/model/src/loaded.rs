@@ -4,7 +4,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use mlxcel_compute::{Backend, Batch, KvGroup};
 
-use crate::drafters::HiddenRows;
+use crate::drafters::{HiddenRows, all_finite};
 use crate::tap::{FirstNonFinite, Tap};
 use crate::{Hidden, Memory, Model, ModelError, ModelInfo, Network, Shared, Snapshot, TAKE_BACK};
 
@@ -42,9 +42,10 @@ impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
         let logits = self.network.forward(&self.backend, memory, batch, &mut tap);
         let logits = self.backend.read(&logits);
         let vocab = self.network.info().vocab_size;
-        let Some(bad) = logits.iter().position(|v| !v.is_finite()) else {
+        if all_finite(&logits) {
             return Ok(logits);
-        };
+        }
+        let bad = logits.iter().position(|v| !v.is_finite()).unwrap_or(0);
         // Run again to find the culprit. K/V are rewritten with the same values. Recurrent states that cannot be taken back are
         // wrong in the second run, but no less damaged, and forgotten after it; the K/V above them are rewritten when those
         // positions are computed again.

@@ -80,11 +80,10 @@ impl Element for f32 {
 impl Element for u16 {
     #[inline(always)]
     fn load<L: Lanes>(v: &[u16; 16]) -> L {
-        let mut bytes = [0; 32];
-        for (b, v) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(v) {
-            *b = v.to_le_bytes();
-        }
-        L::load_bf16(&bytes)
+        const { assert!(cfg!(target_endian = "little"), "pages hold bf16 as little-endian bytes") };
+        // SAFETY: sixteen halves are thirty-two bytes, which may stand at any address. (Copied one by one, they cost more than
+        // all the arithmetic on them.)
+        L::load_bf16(unsafe { &*std::ptr::from_ref(v).cast::<[u8; 32]>() })
     }
 
     #[inline(always)]
@@ -168,16 +167,29 @@ fn one_block<L: Lanes, T: Element>(
         }
     }
     let mut scores = [0.0f32; KEY_BLOCK];
+    let mut largest = L::splat(f32::NEG_INFINITY);
     for (a, s) in acc.iter().zip(scores.as_chunks_mut::<16>().0) {
-        a.mul(L::splat(scale)).store(s);
+        let scaled = a.mul(L::splat(scale));
+        largest = largest.max(scaled);
+        scaled.store(s);
     }
-    let max = scores[from..to].iter().fold(f32::NEG_INFINITY, |m, s| if m > *s { m } else { *s });
+    let whole = from == 0 && to == KEY_BLOCK;
+    // The largest is the same in any order; lanes find it sixteen times as fast where all keys count.
+    let mut lanes = [0.0f32; 16];
+    largest.store(&mut lanes);
+    let among: &[f32] = if whole { &lanes } else { &scores[from..to] };
+    let mut max = f32::NEG_INFINITY;
+    for s in among {
+        max = if max > *s { max } else { *s };
+    }
     let mut total = L::splat(0.0);
     for (i, s) in scores.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let mut p = [0.0; 16];
-        exp(L::load(s).sub(L::splat(max))).store(&mut p);
-        for (j, (s, p)) in s.iter_mut().zip(p).enumerate() {
-            *s = if (from..to).contains(&(16 * i + j)) { p } else { 0.0 };
+        let p = exp(L::load(s).sub(L::splat(max)));
+        p.store(s);
+        if !whole {
+            for (j, s) in s.iter_mut().enumerate() {
+                *s = if (from..to).contains(&(16 * i + j)) { *s } else { 0.0 };
+            }
         }
         total = total.add(L::load(s));
     }
@@ -198,23 +210,41 @@ fn weigh<L: Lanes, T: Element>(
     let whole = dim / 16;
     let mut c = 0;
     while c < whole {
-        // Four chains at once: one alone waits for its own multiply-add.
-        let n = (whole - c).min(4);
-        let mut acc = [L::splat(0.0); 4];
-        for j in from..to {
-            let p = L::splat(p[j]);
-            for (i, a) in acc.iter_mut().enumerate().take(n) {
-                *a = p.fma(T::load(values[j * dim + 16 * (c + i)..].first_chunk().expect("sixteen values")), *a);
-            }
-        }
-        for (i, a) in acc.iter().enumerate().take(n) {
-            a.store(out[16 * (c + i)..].first_chunk_mut().expect("sixteen values"));
-        }
-        c += n;
+        // Four chains at once: one alone waits for its own multiply-add. Their number is a constant, or they lie in memory.
+        c += match whole - c {
+            1 => chains::<L, T, 1>(p, values, dim, from..to, c, out),
+            2 => chains::<L, T, 2>(p, values, dim, from..to, c, out),
+            3 => chains::<L, T, 3>(p, values, dim, from..to, c, out),
+            _ => chains::<L, T, 4>(p, values, dim, from..to, c, out),
+        };
     }
     for d in 16 * whole..dim {
         out[d] = (from..to).fold(0.0, |a, j| p[j].mul_add(values[j * dim + d].one(), a));
     }
+}
+
+/// Columns `16 c..16 (c + N)` of [`weigh`]; returns `N`.
+#[inline(always)]
+fn chains<L: Lanes, T: Element, const N: usize>(
+    p: &[f32; KEY_BLOCK],
+    values: &[T],
+    dim: usize,
+    keys: std::ops::Range<usize>,
+    c: usize,
+    out: &mut [f32],
+) -> usize {
+    let mut acc = [L::splat(0.0); N];
+    for j in keys {
+        let p = L::splat(p[j]);
+        let row = &values[j * dim + 16 * c..][..16 * N];
+        for (a, v) in acc.iter_mut().zip(row.as_chunks::<16>().0) {
+            *a = p.fma(T::load(v), *a);
+        }
+    }
+    for (a, o) in acc.iter().zip(out[16 * c..].as_chunks_mut::<16>().0) {
+        a.store(o);
+    }
+    N
 }
 
 /// Folds the next block into what came before.

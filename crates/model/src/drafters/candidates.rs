@@ -3,7 +3,33 @@
 use super::Candidate;
 
 /// Values looked at together when a bound for the best ones is sought.
-const BLOCK: usize = 32;
+const BLOCK: usize = 64;
+
+/// Whether no value is NaN or infinite.
+pub(crate) fn all_finite(values: &[f32]) -> bool {
+    // x * 0 is 0 or -0 for every finite x and NaN for any other: a sum without an exit inside, which vectorises.
+    let (chunks, rest) = values.as_chunks::<16>();
+    let mut lanes = [0.0f32; 16];
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += x * 0.0;
+        }
+    }
+    lanes.iter().all(|lane| *lane == 0.0) && rest.iter().all(|x| x.is_finite())
+}
+
+/// The largest value of a block, which holds no NaN.
+fn largest(block: &[f32]) -> f32 {
+    let greater = |m: f32, x: f32| if x > m { x } else { m };
+    let (chunks, rest) = block.as_chunks::<16>();
+    let mut lanes = [f32::MIN; 16];
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = greater(*lane, x);
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(f32::MIN, greater)
+}
 
 /// The `count` largest logits of a row, best first, the lower id first among equals; fewer only if the row is shorter. `None` when a
 /// logit is NaN or infinite.
@@ -11,17 +37,10 @@ const BLOCK: usize = 32;
 /// The maxima of blocks give a bound that at least `count` values reach, and few values beside them do: two passes over the row and
 /// a sort of little more than what is asked for.
 pub fn top_candidates(row: &[f32], count: usize) -> Option<Vec<Candidate>> {
-    let mut maxima = Vec::with_capacity(row.len() / BLOCK + 1);
-    for block in row.chunks(BLOCK) {
-        // Without an early exit the loop vectorises; a NaN loses every comparison, so finiteness is asked beside.
-        let (max, finite) = block
-            .iter()
-            .fold((f32::MIN, true), |(max, finite), x| (if *x > max { *x } else { max }, finite & x.is_finite()));
-        if !finite {
-            return None;
-        }
-        maxima.push(max);
+    if !all_finite(row) {
+        return None;
     }
+    let maxima: Vec<f32> = row.chunks(BLOCK).map(largest).collect();
     let bound = match count {
         0 => return Some(Vec::new()),
         n if n > maxima.len() => f32::MIN,
@@ -72,7 +91,7 @@ mod tests {
     #[test]
     fn damage_is_noticed_wherever_it_is() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for place in [0, 31, 32, 99] {
+            for place in [0, 31, 32, 95, 96, 99] {
                 let mut row = vec![1.0; 100];
                 row[place] = bad;
                 assert_eq!(top_candidates(&row, 3), None, "{bad} at {place}");

@@ -6,6 +6,7 @@ pub mod gemma4_assistant;
 mod ngram;
 pub mod qwen3_5_mtp;
 
+pub(crate) use candidates::all_finite;
 pub use candidates::top_candidates;
 pub use classic::Classic;
 pub use ngram::Ngram;
