@@ -118,6 +118,8 @@ impl Speculator {
             self.calibrate -= 1;
             return drafts;
         }
+        // Choosing counts as drafting: without drafts it would be for nothing.
+        let started = Instant::now();
         let chosen = self.choose_widths(running, most, decoding, budget);
         // A drafter that has to catch up takes longer than a proposal does.
         let steady = chosen.iter().all(|(i, _)| running[*i].is_drafting());
@@ -135,7 +137,6 @@ impl Speculator {
             assigned,
             options: &self.options,
         };
-        let started = Instant::now();
         let proposed = self.drafter.propose(&asks, &mut chooser);
         let seconds = started.elapsed().as_secs_f64();
         match proposed {
