@@ -23,7 +23,7 @@ pub fn decode_row<L: Lanes>(w: &HostWeight, row: usize, out: &mut [f32]) {
                     {
                         let (scale, bias) = (float_at(scale_type, scales, g), float_at(scale_type, biases, g));
                         for (i, out) in out.chunks_mut(64).enumerate() {
-                            let codes = codes_of(usize::from(bits), codes, i);
+                            let codes = codes_of(bits, codes, i);
                             out.iter_mut().zip(codes).for_each(|(o, c)| *o = f32::from(c) * scale + bias);
                         }
                     }
@@ -72,9 +72,8 @@ fn unpack<const BITS: usize>(row: &[u8], from: usize) -> [u8; 64] {
     out
 }
 
-/// Codes `64 * block..` of a row, up to sixty-four; the missing ones are zeros.
 #[inline(always)]
-pub fn codes_of(bits: usize, codes: &[u8], block: usize) -> [u8; 64] {
+fn codes_of(bits: u8, codes: &[u8], block: usize) -> [u8; 64] {
     match bits {
         2 => unpack::<2>(codes, block * 16),
         3 => unpack::<3>(codes, block * 24),

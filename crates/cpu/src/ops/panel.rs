@@ -15,7 +15,6 @@ use mlxcel_compute::dequant::{e4m3, e8m0};
 use mlxcel_compute::{DType, HostWeight, QuantFormat, WeightFormat};
 
 use crate::buffer::Shared;
-use crate::ops::decode::codes_of;
 use crate::pool::Pool;
 
 /// Outputs of a panel.
@@ -117,6 +116,14 @@ impl Panels {
         let mut memory = vec![0u8; total * panel_bytes + LINE];
         let start = memory.as_ptr().align_offset(LINE).min(LINE);
         let shared = Shared::new(&mut memory[start..]);
+        let lay_out = match weight.format {
+            WeightFormat::Quant(QuantFormat::Affine { bits: 2, .. }, _) => lay_out::<2>,
+            WeightFormat::Quant(QuantFormat::Affine { bits: 3, .. }, _) => lay_out::<3>,
+            WeightFormat::Quant(QuantFormat::Affine { bits: 5, .. }, _) => lay_out::<5>,
+            WeightFormat::Quant(QuantFormat::Affine { bits: 6, .. }, _) => lay_out::<6>,
+            WeightFormat::Quant(QuantFormat::Affine { bits: 8, .. }, _) => lay_out::<8>,
+            _ => lay_out::<4>,
+        };
         let step = total.div_ceil(pool.threads() * 16).max(1);
         pool.run(total.div_ceil(step), &|chunk| {
             for i in chunk * step..((chunk + 1) * step).min(total) {
@@ -143,28 +150,38 @@ impl Panels {
     }
 }
 
-/// One panel from the stored rows `rows`, at most sixteen. `out` holds zeros.
-fn lay_out(weight: &HostWeight, format: PanelFormat, rows: std::ops::Range<usize>, out: &mut [u8]) {
+/// Eight codes, which fill exactly BITS bytes: the first and the last four, a byte each.
+fn eight<const BITS: usize>(bytes: &[u8; BITS]) -> [u32; 2] {
+    let mut word = [0; 8];
+    word[..BITS].copy_from_slice(bytes);
+    let word = u64::from_le_bytes(word);
+    let mut fours = [0; 2];
+    for i in 0..VALUES {
+        let code = (word >> (i * BITS)) as u32 & ((1 << BITS) - 1);
+        fours[i / 4] |= code << (8 * (i % 4));
+    }
+    fours
+}
+
+/// One panel from the stored rows `rows`, at most sixteen, of BITS bits a code. `out` holds zeros.
+fn lay_out<const BITS: usize>(weight: &HostWeight, format: PanelFormat, rows: std::ops::Range<usize>, out: &mut [u8]) {
     let WeightFormat::Quant(quant, _) = weight.format else { unreachable!("panels are of quantised weights") };
     let (row_bytes, scale_bytes) = (weight.row_bytes(), weight.scale_row_bytes());
     let (group_bytes, block_bytes) = (format.group_bytes(), format.code.block_bytes());
     let code_bytes = format.group / VALUES * block_bytes;
+    let shift = format.group.trailing_zeros();
     for (o, row) in rows.enumerate() {
         let codes = &weight.data[row * row_bytes..][..row_bytes];
-        for block in 0..weight.inputs.div_ceil(64) {
-            let sixty_four = codes_of(quant.bits(), codes, block);
-            let from = block * 64;
-            let have = (weight.inputs - from).min(64);
-            for (i, eight) in sixty_four[..have].as_chunks::<VALUES>().0.iter().enumerate() {
-                let k = from + i * VALUES;
-                let at = k / format.group * group_bytes + k % format.group / VALUES * block_bytes + 4 * o;
-                let [a, b, c, d, e, f, g, h] = *eight;
-                if block_bytes == 64 {
-                    out[at..at + 4].copy_from_slice(&[a | e << 4, b | f << 4, c | g << 4, d | h << 4]);
-                } else {
-                    out[at..at + 4].copy_from_slice(&[a, b, c, d]);
-                    out[at + 64..at + 68].copy_from_slice(&[e, f, g, h]);
-                }
+        for (block, bytes) in codes.as_chunks::<BITS>().0.iter().enumerate() {
+            // Groups are powers of two: a division for every eight codes would take most of the time.
+            let k = block * VALUES;
+            let at = (k >> shift) * group_bytes + (k & (format.group - 1)) / VALUES * block_bytes + 4 * o;
+            let [first, last] = eight(bytes);
+            if block_bytes == 64 {
+                out[at..at + 4].copy_from_slice(&(first | last << 4).to_le_bytes());
+            } else {
+                out[at..at + 4].copy_from_slice(&first.to_le_bytes());
+                out[at + 64..at + 68].copy_from_slice(&last.to_le_bytes());
             }
         }
         let scales = &weight.scales[row * scale_bytes..][..scale_bytes];
