@@ -11,6 +11,10 @@ build:
 test *args:
     cargo test --release --workspace {{args}}
 
+# Speculation against plain decoding: every request at every width in every batch (a quarter of an hour on two cores)
+identity:
+    MLXCEL_IDENTITY=full cargo test --release -p mlxcel-engine --test identity -- --nocapture
+
 # What CI runs
 ci:
     bash .ci/run
@@ -28,6 +32,8 @@ advisories:
 bench: build
     MLXCEL_BENCH_WRITE="$PWD/docs/benchmark_results" cargo bench -p mlxcel-cpu --bench linear
     python3 tools/bench_demo.py
+    python3 tools/bench_speculation.py
+    python3 tools/acceptance_doc.py
 
 # The CPU crate's tests on AArch64 under emulation (tools/aarch64/README.md says what it needs)
 aarch64:

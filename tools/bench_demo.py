@@ -32,7 +32,7 @@ def machine():
 
 def once(binary, model, precision, threads):
     """One run: the file as a raw prompt, then TOKENS greedy tokens."""
-    command = [binary, "generate", "-m", os.path.join(ROOT, "models", model), "--raw", "-f", PROMPT_FILE, "--temp", "0", "-n", str(TOKENS), "--ignore-eos", "--json", "-q"]
+    command = [binary, "generate", "-m", os.path.join(ROOT, "models", model), "--raw", "-f", PROMPT_FILE, "--temp", "0", "-n", str(TOKENS), "--ignore-eos", "--json", "-q", "-md", "none"]
     command += ["--cpu-precision", precision, "-t", str(threads)]
     start = time.monotonic()
     out = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout)

@@ -6,6 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use mlxcel_engine::{Engine, Event, Finished, Request, RequestError, TokenEvent};
 
+use crate::draft::Drafting;
 use crate::interrupt;
 
 /// A whole answer.
@@ -77,7 +78,9 @@ pub fn stream(engine: &mut Engine, request: Request, out: &mut dyn Write, quiet:
             }
         }
         for warning in engine.take_warnings() {
-            eprintln!("WARN: {warning}");
+            if !quiet {
+                eprintln!("WARN: {warning}");
+            }
         }
         if engine.is_idle() {
             return Ok(answer);
@@ -106,7 +109,7 @@ pub fn speedup(engine: &Engine, end: &Finished) -> Option<f64> {
 
 /// `prefill 20 tokens 1650 tok/s | decode 64 tokens 310.2 tok/s | 18 rounds, acceptance_rate 0.839, mean_accepted_len 2.49,
 /// tokens_per_round 3.49, speedup 1.41 | seed 7 | stop`.
-pub fn summary(engine: &Engine, end: &Finished, seed: Option<u64>, inexact: bool) -> String {
+pub fn summary(engine: &Engine, end: &Finished, seed: Option<u64>, drafting: &Drafting) -> String {
     let mut parts = Vec::new();
     let cached = match end.cached_tokens {
         0 => String::new(),
@@ -122,12 +125,12 @@ pub fn summary(engine: &Engine, end: &Finished, seed: Option<u64>, inexact: bool
         (rounds.acceptance_rate(), rounds.mean_accepted_len(), rounds.tokens_per_round())
     {
         let speedup = speedup(engine, end).map_or(String::new(), |s| format!(", speedup {s:.2}"));
-        let inexact = if inexact { ", INEXACT" } else { "" };
         parts.push(format!(
-            "{} rounds, acceptance_rate {rate:.3}, mean_accepted_len {len:.2}, tokens_per_round {tokens:.2}{speedup}{inexact}",
+            "{} rounds, acceptance_rate {rate:.3}, mean_accepted_len {len:.2}, tokens_per_round {tokens:.2}{speedup}",
             rounds.rounds
         ));
     }
+    parts.extend(drafting.is_inexact().then(|| "INEXACT".into()));
     parts.extend(seed.map(|s| format!("seed {s}")));
     parts.push(end.reason.name().into());
     parts.join(" | ")

@@ -1,12 +1,15 @@
 //! What can be typed.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::Resettable;
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use mlxcel_checkpoint::convert::Mixed;
 use mlxcel_checkpoint::quantization::{AFFINE_BITS, AFFINE_GROUPS};
 use mlxcel_compute::format::DType;
 use mlxcel_cpu::Precision;
+use mlxcel_engine::speculate::MAX_BLOCK;
 
 /// Runs MLX-format language models on this machine.
 #[derive(Debug, Parser)]
@@ -56,6 +59,12 @@ Examples:
   mlxcel generate -p \"Count to ten.\" --draft-block-size 4       (drafts of 3 tokens; the answer is the same)
   mlxcel generate -p \"Count to ten.\" --model-draft none         (without drafts)";
 
+const VARIABLES: &str = "\
+Variables (1, true, yes, on, or 0, false, no, off):
+  MLXCEL_MTP_ADAPTIVE        measure and adapt the block width; 0 = the drafter's own [default: 1]
+  MLXCEL_ENABLE_MTP_B1       drafts for a sequence that runs alone: 1 = always, at the drafter's own width, 0 = never
+  MLXCEL_MTP_ALLOW_INEXACT   1 = draft even where that may change answers; said everywhere [default: 0]";
+
 const RUN_EXAMPLES: &str = "\
 Examples:
   mlxcel run
@@ -79,7 +88,7 @@ Examples:
   mlxcel probe -m models/qwen3.5-tiny-4bit --widths 2,3,4 --batch 1,8 --draws 8
   mlxcel probe --json
 
-Exit status: 0 exact, 3 inexact, 1 error.";
+Exit status: 0 exact, 3 inexact, 1 error, 2 bad arguments. What is found is kept for the next start of the model.";
 
 const CONVERT_EXAMPLES: &str = "\
 Examples:
@@ -205,7 +214,13 @@ impl LimitArgs {
 pub struct DraftArgs {
     /// Drafter: a checkpoint directory, a pulled model, a name under models/, or none (also -md) [default: NAME-assistant* or
     /// NAME-mtp* beside the model, or the head inside it]
-    #[arg(long, visible_alias = "draft-model", value_name = "PATH", env = "MLXCEL_MODEL_DRAFT", hide_env_values = true)]
+    #[arg(
+        long,
+        visible_alias = "draft-model",
+        value_name = "PATH",
+        env = "MLXCEL_MODEL_DRAFT",
+        hide_env_values = true
+    )]
     pub model_draft: Option<PathBuf>,
     /// How to draft [default: as the drafter's config.json says]
     #[arg(long, value_name = "KIND", env = "MLXCEL_DRAFT_KIND", hide_env_values = true)]
@@ -230,24 +245,40 @@ pub enum DraftKindArg {
 }
 
 fn parse_block_size(text: &str) -> Result<usize, String> {
-    let most = mlxcel_engine::speculate::MAX_BLOCK;
-    text.parse().ok().filter(|k| (1..=most).contains(k)).ok_or_else(|| format!("1 to {most} expected"))
+    text.parse().ok().filter(|k| (1..=MAX_BLOCK).contains(k)).ok_or_else(|| format!("1 to {MAX_BLOCK} expected"))
+}
+
+/// Reads what was typed; variables that are set to nothing count as unset. Ends the process where it cannot be read, or when help
+/// was asked for.
+pub fn parse(args: impl Iterator<Item = OsString>) -> Cli {
+    let set = |arg: Arg| {
+        let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+        if empty { arg.env(Resettable::Reset) } else { arg }
+    };
+    let command = Cli::command().mut_subcommands(|verb| verb.mut_args(set));
+    let matches = command.get_matches_from(spelled_out(args));
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
 /// The arguments with `-md`, which users of other engines type, as `--model-draft`.
-pub fn spelled_out(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+fn spelled_out(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut rest = false;
     args.map(|arg| {
         // What follows -- is nobody's flag.
         rest |= arg == "--";
-        if arg == "-md" && !rest { "--model-draft".into() } else { arg }
+        match arg.to_str() {
+            _ if rest => arg,
+            Some("-md") => "--model-draft".into(),
+            Some(text) => text.strip_prefix("-md=").map_or(arg.clone(), |path| format!("--model-draft={path}").into()),
+            None => arg,
+        }
     })
     .collect()
 }
 
 /// `mlxcel generate`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = GENERATE_EXAMPLES)]
+#[command(after_help = format!("{GENERATE_EXAMPLES}\n\n{VARIABLES}"))]
 pub struct GenerateArgs {
     /// Which model, on what.
     #[command(flatten)]
@@ -279,7 +310,7 @@ pub struct GenerateArgs {
     /// With --json: log-probabilities of the N most likely tokens at each position
     #[arg(long, value_name = "N", requires = "json")]
     pub logprobs: Option<usize>,
-    /// Say nothing on standard error
+    /// Say nothing on standard error but errors, and that drafts are INEXACT where they were allowed to be
     #[arg(short, long)]
     pub quiet: bool,
     /// Drafting.
@@ -299,7 +330,7 @@ impl GenerateArgs {
 
 /// `mlxcel run`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = RUN_EXAMPLES)]
+#[command(after_help = format!("{RUN_EXAMPLES}\n\n{VARIABLES}"))]
 pub struct RunArgs {
     /// Which model, on what.
     #[command(flatten)]
@@ -374,14 +405,14 @@ pub struct ProbeArgs {
     /// Drafter.
     #[command(flatten)]
     pub draft: DraftArgs,
-    /// Positions verified in a round, 2 to 16 each [default: 2,4,8,16; with --draft-block-size K: 2 to K]
+    /// Positions verified in a round, 2 to 16 each [default: 2 to 16; with --draft-block-size K: 2 to K]
     #[arg(long, value_name = "K,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..=16))]
     pub widths: Vec<u16>,
     /// Sequences in a batch, 1 to 64 each
     #[arg(long, value_name = "B,..", value_delimiter = ',', default_value = "1,4",
         value_parser = clap::value_parser!(u16).range(1..=64))]
     pub batch: Vec<u16>,
-    /// How often, with other tokens and lengths; every second time past the sliding window, if there is one
+    /// How often, with other tokens and lengths, short and past the sliding window
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
     pub draws: u16,
     /// Seed of tokens and lengths
@@ -399,8 +430,7 @@ impl ProbeArgs {
     /// The block widths to compare.
     pub fn widths(&self) -> Vec<usize> {
         match (&self.widths[..], self.draft.draft_block_size) {
-            ([], Some(widest)) => (2..=widest.max(2)).collect(),
-            ([], None) => vec![2, 4, 8, 16],
+            ([], widest) => (2..=widest.unwrap_or(MAX_BLOCK).max(2)).collect(),
             (widths, _) => widths.iter().map(|k| usize::from(*k)).collect(),
         }
     }

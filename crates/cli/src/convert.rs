@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::args::ConvertArgs;
 use crate::interrupt;
-use crate::units::bytes;
+use crate::units::{bytes, shell_word};
 
 /// Runs the verb.
 ///
@@ -83,8 +83,7 @@ fn to_text(summary: &Summary, seconds: f64) -> String {
 fn quoted(path: &Path) -> String {
     let plain = path.display().to_string();
     let plain = if path.components().count() == 1 && !path.is_absolute() { format!("./{plain}") } else { plain };
-    let safe = plain.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+@%:,".contains(&byte));
-    if safe { plain } else { format!("'{}'", plain.replace('\'', r"'\''")) }
+    shell_word(&plain)
 }
 
 fn to_json(summary: &Summary, seconds: f64) -> Value {

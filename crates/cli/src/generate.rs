@@ -4,12 +4,13 @@ use std::io::{Read, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use mlxcel_engine::{Engine, EngineOptions, Finished, FinishReason, Request};
+use mlxcel_engine::{Engine, EngineOptions, FinishReason, Finished, Request};
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, speedup, stream, summary};
 use crate::args::GenerateArgs;
-use crate::load::{encode_chat, message, open};
+use crate::draft::{self, Drafting, Gate};
+use crate::load::{Loaded, encode_chat, message, open};
 use crate::locate::Environment;
 
 /// Runs the verb.
@@ -17,9 +18,11 @@ use crate::locate::Environment;
 /// # Errors
 /// Anything a user can mend; the message says how.
 pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
+    let settings = draft::settings()?;
     let text = prompt(args)?;
     let opened = open(&args.model, environment)?;
-    let pair = opened.pair(&args.model, &args.draft, environment)?;
+    let mut notify = draft::to_stderr(args.quiet);
+    let Loaded { pair, asked } = opened.pair(&args.model, &args.draft, environment, &mut notify)?;
     let tokenizer = opened.tokenizer(&*pair.model)?;
     let tokens = if args.raw {
         tokenizer.encode_raw(&text)?
@@ -37,7 +40,15 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
     let needed = args.limits.max_tokens().map_or(limit, |n| n.max(1).saturating_add(tokens.len()).min(limit));
     let context = Some(args.limits.ctx_size.unwrap_or(needed.max(2)));
     let options = EngineOptions { context, reuse: false, ..EngineOptions::default() };
-    let (mut engine, inexact) = crate::draft::engine(pair, tokenizer, options, &args.draft, environment)?;
+    let gate = Gate {
+        settings,
+        args: &args.draft,
+        asked,
+        checkpoint: &opened.checkpoint,
+        command: draft::probe_command(&opened.path, &args.model, &args.draft),
+        environment,
+    };
+    let (mut engine, drafting) = draft::engine(pair, tokenizer, options, &gate, &mut notify)?;
     let request = Request {
         prompt: tokens,
         sampling,
@@ -60,10 +71,10 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
         bail!("{message}");
     }
     if args.json {
-        let _ = writeln!(stdout, "{:#}", to_json(&engine, &answer, seed, inexact));
+        let _ = writeln!(stdout, "{:#}", to_json(&engine, &answer, seed, &drafting));
     }
     if !args.quiet && !answer.broken_pipe {
-        eprintln!("{}", summary(&engine, &answer.end, seed, inexact));
+        eprintln!("{}", summary(&engine, &answer.end, seed, &drafting));
     }
     Ok(if answer.end.reason == FinishReason::Cancelled && !answer.broken_pipe {
         ExitCode::from(130)
@@ -89,7 +100,8 @@ fn prompt(args: &GenerateArgs) -> Result<String> {
     Ok(text)
 }
 
-fn to_json(engine: &Engine, answer: &Answer, seed: Option<u64>, inexact: bool) -> Value {
+/// The object of `--json`.
+pub fn to_json(engine: &Engine, answer: &Answer, seed: Option<u64>, drafting: &Drafting) -> Value {
     let end = &answer.end;
     let info = engine.model().info();
     let mut out = json!({
@@ -111,7 +123,7 @@ fn to_json(engine: &Engine, answer: &Answer, seed: Option<u64>, inexact: bool) -
             "decode_tokens_per_second": end.decode_rate(),
         },
     });
-    out["speculation"] = drafting(engine, end, inexact).unwrap_or_default();
+    out["speculation"] = speculation(engine, end, drafting);
     if answer.tokens.iter().any(|t| t.logprob.is_some()) {
         out["logprobs"] = answer
             .tokens
@@ -124,13 +136,16 @@ fn to_json(engine: &Engine, answer: &Answer, seed: Option<u64>, inexact: bool) -
 }
 
 /// What drafting came to; null without a drafter.
-fn drafting(engine: &Engine, end: &Finished, inexact: bool) -> Option<Value> {
-    let speculator = engine.speculator()?;
+fn speculation(engine: &Engine, end: &Finished, drafting: &Drafting) -> Value {
+    if let Drafting::Declined(why) = drafting {
+        return json!({ "declined": why });
+    }
+    let Some(speculator) = engine.speculator() else { return Value::Null };
     let (info, rounds) = (speculator.info(), end.rounds);
-    Some(json!({
+    json!({
         "kind": info.kind.name(),
         "drafter": info.name,
-        "exact": !inexact,
+        "exact": !drafting.is_inexact(),
         "rounds": rounds.rounds,
         "plain_steps": rounds.plain_steps,
         "proposed": rounds.proposed,
@@ -141,5 +156,5 @@ fn drafting(engine: &Engine, end: &Finished, inexact: bool) -> Option<Value> {
         "plain_step_seconds": speculator.plain_step(),
         "speedup": speedup(engine, end),
         "failure": speculator.failure(),
-    }))
+    })
 }

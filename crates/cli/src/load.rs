@@ -7,14 +7,14 @@ use anyhow::{Context, Result, bail};
 use mlxcel_checkpoint::{Checkpoint, GenerationDefaults};
 use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::sample::SamplingParams;
+use mlxcel_model::Model;
 use mlxcel_model::drafters::Ngram;
 use mlxcel_model::registry::{self, Pair};
-use mlxcel_model::Model;
 use mlxcel_text::{ChatTemplate, RenderRequest, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::args::{DraftArgs, ModelArgs, PrecisionArg, SamplingArgs};
-use crate::draft::Source;
+use crate::draft::{Notice, Notify, Source};
 use crate::locate::Environment;
 
 /// An opened checkpoint.
@@ -23,6 +23,14 @@ pub struct Opened {
     pub path: PathBuf,
     /// Its files.
     pub checkpoint: Checkpoint,
+}
+
+/// A model, and what drafts for it.
+pub struct Loaded {
+    /// Both.
+    pub pair: Pair,
+    /// Whether the drafter was asked for, or merely found.
+    pub asked: bool,
 }
 
 /// Finds and opens the checkpoint.
@@ -49,20 +57,41 @@ impl Opened {
     /// Builds the model and the drafter that belongs to it.
     ///
     /// # Errors
-    /// As [`Opened::model`]; a drafter that was asked for and does not fit.
-    pub fn pair(&self, args: &ModelArgs, draft: &DraftArgs, environment: &Environment) -> Result<Pair> {
-        let source = crate::draft::find(draft, &self.checkpoint, environment)?;
+    /// As [`Opened::model`]; a drafter that was asked for and does not fit, or cannot be loaded.
+    pub fn pair(
+        &self,
+        args: &ModelArgs,
+        draft: &DraftArgs,
+        environment: &Environment,
+        notify: &mut Notify<'_>,
+    ) -> Result<Loaded> {
+        let source = crate::draft::find(draft, &self.checkpoint, environment, notify)?;
         let backend = backend(args, args.cpu_precision);
+        let alone = |backend| registry::load(&self.checkpoint, backend);
+        let mut asked = true;
         let pair = match source {
-            Source::None => Pair { model: registry::load(&self.checkpoint, backend)?, drafter: None },
-            Source::Ngram => {
-                let model = registry::load(&self.checkpoint, backend)?;
-                Pair { model, drafter: Some(Box::new(Ngram::new())) }
+            Source::None => Pair { model: alone(backend)?, drafter: None },
+            Source::Ngram => Pair { model: alone(backend)?, drafter: Some(Box::new(Ngram::new())) },
+            Source::Checkpoint { checkpoint, kind, asked: by_name } => {
+                asked = by_name;
+                match registry::load_as(&self.checkpoint, &checkpoint, kind, Arc::clone(&backend)) {
+                    Ok(pair) => pair,
+                    Err(error) if asked => return Err(error.into()),
+                    Err(error) => {
+                        // The fault is the drafter's if the model loads without it.
+                        let model = alone(backend)?;
+                        let path = checkpoint.dir().display();
+                        notify(Notice::Warning(&format!(
+                            "the drafter {path} was found and cannot be loaded, answers come without drafts \
+                             (--model-draft none: no drafts wanted): {error}"
+                        )));
+                        Pair { model, drafter: None }
+                    }
+                }
             }
-            Source::Checkpoint(draft, _) => registry::load_pair(&self.checkpoint, &draft, backend)?,
         };
         self.warn(&*pair.model);
-        Ok(pair)
+        Ok(Loaded { pair, asked })
     }
 
     fn warn(&self, model: &dyn Model) {

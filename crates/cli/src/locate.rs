@@ -30,14 +30,19 @@ pub(crate) fn variable(name: &str) -> Option<std::ffi::OsString> {
 
 /// Where the hub's own tools keep their things: `HF_HOME`, else in the user's cache directory.
 pub(crate) fn hub_home() -> Option<PathBuf> {
-    let cache = || Some(variable("XDG_CACHE_HOME").map_or(std::env::home_dir()?.join(".cache"), PathBuf::from));
-    variable("HF_HOME").map(PathBuf::from).or_else(|| Some(cache()?.join("huggingface")))
+    variable("HF_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(user_directory("XDG_CACHE_HOME", ".cache")?.join("huggingface")))
+}
+
+/// The directory that a variable names, or else one below the home directory, which need not exist where the variable does.
+fn user_directory(name: &str, default: &str) -> Option<PathBuf> {
+    variable(name).map(PathBuf::from).or_else(|| Some(std::env::home_dir()?.join(default)))
 }
 
 /// The user's cache directory.
 fn own_cache() -> Option<PathBuf> {
-    let default = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
-    Some(variable("XDG_CACHE_HOME").map_or(std::env::home_dir()?.join(default), PathBuf::from))
+    user_directory("XDG_CACHE_HOME", if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" })
 }
 
 impl Environment {
@@ -46,9 +51,8 @@ impl Environment {
     pub fn read() -> Self {
         let var = |name: &str| variable(name).map(PathBuf::from);
         let data = || {
-            let home = std::env::home_dir()?;
             let default = if cfg!(target_os = "macos") { "Library/Application Support" } else { ".local/share" };
-            Some(var("XDG_DATA_HOME").unwrap_or_else(|| home.join(default)).join("mlxcel/models"))
+            Some(user_directory("XDG_DATA_HOME", default)?.join("mlxcel/models"))
         };
         Environment {
             directory: std::env::current_dir().ok(),

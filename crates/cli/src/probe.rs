@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::speculate::probe::{Difference, Outcome, Probe, Progress, Report, Verdict, What};
-use mlxcel_model::registry;
+use mlxcel_engine::speculate::verdict::Verdicts;
+use mlxcel_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::args::ProbeArgs;
-use crate::draft::{self, Source};
-use crate::load::open;
+use crate::draft;
+use crate::load::{Loaded, open};
 use crate::locate::Environment;
 
 /// Exit status of a model that is not exact.
@@ -33,27 +33,33 @@ struct Drafter {
 /// A model that cannot be loaded or run; a drafter that does not fit it.
 pub fn run(args: &ProbeArgs, environment: &Environment) -> Result<ExitCode> {
     let opened = open(&args.model, environment)?;
-    // Blocks are verified by the target alone, so that its drafter is named and not loaded.
-    let drafter = match draft::find(&args.draft, &opened.checkpoint, environment)? {
-        Source::None => None,
-        Source::Ngram => Some(Drafter { path: None, kind: "ngram" }),
-        Source::Checkpoint(draft, _) => {
-            let kind = registry::check_pair::<CpuBackend>(&opened.checkpoint, &draft)?;
-            Some(Drafter { path: Some(draft.dir().display().to_string()), kind: kind.name() })
-        }
-    };
+    let Loaded { pair, .. } = opened.pair(&args.model, &args.draft, environment, &mut draft::to_stderr(args.quiet))?;
+    // Blocks are verified by the target alone: of the drafter only what it reads of them counts.
+    let hidden = pair.drafter.as_ref().map(|drafter| drafter.hidden_rows()).unwrap_or_default();
+    let drafter = pair.drafter.map(|drafter| {
+        let info = drafter.info();
+        Drafter { path: info.path.as_ref().map(|path| path.display().to_string()), kind: info.kind.name() }
+    });
     let probe = Probe {
         widths: args.widths(),
         batches: args.batch.iter().map(|n| usize::from(*n)).collect(),
         draws: args.draws.into(),
         seed: args.seed,
-        budget: None,
+        hidden,
+        // Without a tokenizer every id may be somebody's.
+        vocab: Tokenizer::load(&opened.path).ok().map(|tokenizer| tokenizer.vocab_size()),
+        thorough: true,
+        patience: None,
     };
-    let mut model = opened.model(&args.model, args.model.cpu_precision)?;
+    let mut model = pair.model;
     let bar = bar();
     let started = Instant::now();
     let report = probe.run(&mut *model, &mut |progress| advance(&bar, progress, started.elapsed(), args.quiet))?;
     bar.finish_and_clear();
+    // The next start knows.
+    if let Some(key) = draft::key(&*model, &opened.checkpoint) {
+        Verdicts::at(environment.cache.clone()).put(&key, &report);
+    }
     let verdict = report.verdict();
     // A reader that went away (head, a pager) is no error.
     let mut out = std::io::stdout();
@@ -121,6 +127,7 @@ fn outcome(outcome: &Outcome) -> Value {
     json!({
         "width": outcome.width,
         "batch": outcome.batch,
+        "mixed": outcome.mixed,
         "exact": outcome.is_exact(),
         "rows": outcome.rows,
         "bytes": outcome.bytes,
@@ -156,12 +163,13 @@ mod tests {
 
     fn report(first: Option<Difference>) -> Report {
         let differing = if first.is_some() { 7 } else { 0 };
-        let outcome = Outcome { width: 4, batch: 1, rows: 8, bytes: 4096, differing, states: 0, first };
+        let outcome = Outcome { width: 4, batch: 1, mixed: false, rows: 8, bytes: 4096, differing, states: 0, first };
         Report {
             model: "models/one".into(),
             backend: "cpu".into(),
             seed: 3,
             draws: 2,
+            hidden: mlxcel_model::drafters::HiddenRows::None,
             outcomes: vec![outcome],
             elapsed: Duration::from_millis(1500),
         }

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::answer::{stream, summary};
 use crate::args::RunArgs;
-use crate::load::{encode_chat, message, open, said};
+use crate::draft::{self, Drafting, Gate};
+use crate::load::{Loaded, encode_chat, message, open, said};
 use crate::locate::Environment;
 
 const HELP: &str = "\
@@ -34,21 +35,36 @@ const DEFAULT_CONTEXT: usize = 8192;
 /// # Errors
 /// Anything that keeps the chat from starting. Inside, errors are printed and the chat goes on.
 pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
+    let settings = draft::settings()?;
     let opened = open(&args.model, environment)?;
-    let pair = opened.pair(&args.model, &args.draft, environment)?;
+    let mut notify = draft::to_stderr(false);
+    let Loaded { pair, asked } = opened.pair(&args.model, &args.draft, environment, &mut notify)?;
     let tokenizer = opened.tokenizer(&*pair.model)?;
     let template = opened.template(args.chat_template_file.as_deref())?;
     let sampling = opened.sampling(&args.sampling, None, pair.model.info().vocab_size)?;
     let context = args.limits.ctx_size.unwrap_or(pair.model.info().context_length.min(DEFAULT_CONTEXT));
     let tty = std::io::stdin().is_terminal();
+    let options = EngineOptions { context: Some(context), ..EngineOptions::default() };
+    let gate = Gate {
+        settings,
+        args: &args.draft,
+        asked,
+        checkpoint: &opened.checkpoint,
+        command: draft::probe_command(&opened.path, &args.model, &args.draft),
+        environment,
+    };
+    let (mut engine, drafting) = draft::engine(pair, tokenizer, options, &gate, &mut notify)?;
     if tty {
         let seed = if sampling.temperature > 0.0 { format!(", seed {}", sampling.seed) } else { String::new() };
-        let drafts = pair.drafter.as_ref().map_or(String::new(), |d| format!(", drafts from {}", d.info().name));
-        let (name, backend) = (&pair.model.info().name, pair.model.backend());
+        let drafts = match (&drafting, engine.speculator()) {
+            (Drafting::Declined(_), _) => ", drafts declined".into(),
+            (Drafting::Inexact(_), Some(s)) => format!(", INEXACT drafts from {}", s.info().name),
+            (_, Some(s)) => format!(", drafts from {}", s.info().name),
+            (_, None) => String::new(),
+        };
+        let (name, backend) = (&engine.model().info().name, engine.model().backend());
         eprintln!("{name} on {backend}, context {context}{drafts}{seed}. /help lists the commands.");
     }
-    let options = EngineOptions { context: Some(context), ..EngineOptions::default() };
-    let (mut engine, inexact) = crate::draft::engine(pair, tokenizer, options, &args.draft, environment)?;
     let system: Vec<Value> = args.system.iter().map(|s| message("system", s)).collect();
     let mut messages = system.clone();
     let mut editor = rustyline::DefaultEditor::new()?;
@@ -83,7 +99,7 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
                 continue;
             }
             "/debug" => {
-                eprint!("{}", debug(&engine));
+                eprint!("{}", debug(&engine, &drafting));
                 continue;
             }
             _ if line.starts_with('/') && !line.contains(char::is_whitespace) => {
@@ -98,7 +114,7 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
         // The same seed would give the same noise at the same position of every turn.
         sampling.seed = sampling.seed.wrapping_add(turn);
         turn += 1;
-        let show = show_stats.then_some(inexact);
+        let show = show_stats.then_some(&drafting);
         match answer(&mut engine, &template, &messages, args, sampling, show) {
             Ok(Some(turn)) => messages.push(turn),
             // Stopped before the first word: as if it had not been asked.
@@ -113,7 +129,10 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
 }
 
 /// What drafting came to so far, and what was measured.
-fn debug(engine: &Engine) -> String {
+pub fn debug(engine: &Engine, drafting: &Drafting) -> String {
+    if let Drafting::Declined(why) = drafting {
+        return format!("drafts declined: {why}\n");
+    }
     let Some(speculator) = engine.speculator() else { return "no drafter\n".into() };
     let (info, totals, costs) = (speculator.info(), speculator.totals(), speculator.costs());
     let share = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.3}"));
@@ -135,6 +154,9 @@ fn debug(engine: &Engine) -> String {
         let right = speculator.acceptance().rate(k, None);
         out += &format!("{k:>3}  {:>8}  {:>11}  {right:>16.3}\n", millis(costs.step_cost(k)), millis(drafting));
     }
+    if let Drafting::Inexact(why) = drafting {
+        out += &format!("INEXACT: {why}\n");
+    }
     if let Some(why) = speculator.failure() {
         out += &format!("given up: {why}\n");
     }
@@ -147,7 +169,7 @@ fn answer(
     messages: &[Value],
     args: &RunArgs,
     sampling: mlxcel_engine::sample::SamplingParams,
-    show: Option<bool>,
+    show: Option<&Drafting>,
 ) -> Result<Option<Value>> {
     let prompt = encode_chat(template, engine.tokenizer(), messages, &args.template_variables())?;
     let request = Request {
@@ -169,8 +191,8 @@ fn answer(
     if let FinishReason::Error(message) = answer.end.reason {
         bail!("{message}");
     }
-    if let Some(inexact) = show {
-        eprintln!("[{}]", summary(engine, &answer.end, None, inexact));
+    if let Some(drafting) = show {
+        eprintln!("[{}]", summary(engine, &answer.end, None, drafting));
     }
     let silent = answer.text.is_empty() && answer.end.reason == FinishReason::Cancelled;
     Ok((!silent).then(|| said(&answer.text, prompt.thinking)))

@@ -25,6 +25,12 @@ pub fn thousands(n: u64) -> String {
     out
 }
 
+/// A text as one word of a shell.
+pub fn shell_word(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+@%:,".contains(&byte);
+    if !text.is_empty() && text.bytes().all(plain) { text.into() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

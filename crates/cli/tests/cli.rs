@@ -12,6 +12,7 @@ fn demo() -> PathBuf {
 fn mlxcel(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlxcel"));
     command.args(args).env_remove("MLXCEL_MODEL").env_remove("MLXCEL_MODELS_DIR").stdin(Stdio::null());
+    command.env("MLXCEL_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 

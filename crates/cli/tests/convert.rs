@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 fn run(directory: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_mlxcel"))
         .args(args)
+        .env("MLXCEL_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"))
         .current_dir(directory)
         .stdin(Stdio::null())
         .output()

@@ -22,6 +22,7 @@ fn a_reader_that_goes_away_is_no_error() {
     ] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_mlxcel"))
             .args(args)
+            .env("MLXCEL_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -72,6 +72,7 @@ impl User {
             .env_remove("TRANSFORMERS_OFFLINE")
             .env_remove("SSL_CERT_FILE")
             .env("MLXCEL_MODELS_DIR", self.store())
+            .env("MLXCEL_CACHE_DIR", self.home.path().join("cache"))
             .env("HF_HOME", self.home.path().join("hf"))
             .env("HF_HUB_CACHE", self.cache())
             .env("HF_ENDPOINT", &self.endpoint)

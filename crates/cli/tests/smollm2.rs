@@ -22,6 +22,7 @@ fn model() -> Option<PathBuf> {
 fn mlxcel(arguments: &[&str], input: &str) -> String {
     let mut child = Command::new(env!("CARGO_BIN_EXE_mlxcel"))
         .args(arguments)
+        .env("MLXCEL_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -126,13 +126,20 @@ impl Engine {
         // One slot more than run at once, for the parked answer.
         let slots = options.parallel + 1;
         model.reserve(&pages, slots)?;
+        let mut warnings = Vec::new();
         let speculator = match drafter {
             None => None,
-            Some((mut drafter, speculation)) => {
-                drafter.reserve(slots, context)?;
-                model.keep_hidden(drafter.hidden_rows());
-                Some(Speculator::new(drafter, speculation))
-            }
+            Some((mut drafter, speculation)) => match drafter.reserve(slots, context) {
+                Ok(()) => {
+                    model.keep_hidden(drafter.hidden_rows());
+                    Some(Speculator::new(drafter, speculation))
+                }
+                Err(why) if speculation.required => return Err(why.into()),
+                Err(why) => {
+                    warnings.push(format!("answers go on without the drafter {}: {why}", drafter.info().name));
+                    None
+                }
+            },
         };
         let states = States::new(&*model, slots, if options.reuse { options.state_cache } else { 0 });
         let pool = PagePool::new(model.kv_layout(), page_len, &pages);
@@ -149,7 +156,7 @@ impl Engine {
             next_id: 0,
             batch: Batch::new(),
             speculator,
-            warnings: Vec::new(),
+            warnings,
         })
     }
 
@@ -252,11 +259,8 @@ impl Engine {
     pub fn step(&mut self) -> Vec<Event> {
         self.admit();
         let drafts = self.draft();
-        let known = |(s, d): (&Sequence, &Vec<u32>)| Known {
-            computed: s.computed,
-            tokens: s.history.len(),
-            drafts: d.len(),
-        };
+        let known =
+            |(s, d): (&Sequence, &Vec<u32>)| Known { computed: s.computed, tokens: s.history.len(), drafts: d.len() };
         let known: Vec<Known> = self.running.iter().zip(&drafts).map(known).collect();
         let mut planned = plan(&known, self.options.step_rows);
         for p in planned.iter_mut().filter(|p| p.len > 1 && p.drafts == 0) {
@@ -267,7 +271,12 @@ impl Engine {
         let mut outcome = Outcome::default();
         let started = Instant::now();
         match self.forward(&planned, &drafts) {
-            Ok(logits) => self.accept(&planned, &drafts, &logits, &mut outcome),
+            Ok(logits) => {
+                self.accept(&planned, &drafts, &logits, &mut outcome);
+                if let (Some(speculator), true) = (&mut self.speculator, only_decodes && !planned.is_empty()) {
+                    speculator.measured(planned.iter().map(|p| p.len).sum(), started.elapsed().as_secs_f64());
+                }
+            }
             // One sequence may be at fault, or a draft that plain decoding would never have run: alone and without
             // drafts, each of the others gives the same bits.
             Err(_) if planned.len() > 1 || planned[0].drafts > 0 => {
@@ -277,9 +286,6 @@ impl Engine {
                 }
             }
             Err(e) => self.fail(planned[0].index, &e.to_string(), &mut outcome),
-        }
-        if let (Some(speculator), true) = (&mut self.speculator, only_decodes && !planned.is_empty()) {
-            speculator.measured(planned.iter().map(|p| p.len).sum(), started.elapsed().as_secs_f64());
         }
         outcome.ended.sort_unstable();
         for index in outcome.ended.into_iter().rev() {
@@ -355,7 +361,7 @@ impl Engine {
     }
 
     /// Keeps or frees the pages and the state of a sequence that ended.
-    fn park(&mut self, sequence: Sequence) {
+    fn park(&mut self, mut sequence: Sequence) {
         let Some(state) = sequence.state else { return self.pool.release(sequence.pages) };
         if !self.options.reuse || sequence.computed == 0 {
             self.states.release(state);
@@ -364,6 +370,10 @@ impl Engine {
         self.forget();
         let tokens = sequence.history.tokens()[..sequence.computed].to_vec();
         let decoded = sequence.computed > sequence.history.prompt().len();
+        if decoded {
+            // A block began earlier than plain decoding's last row, and kept more of a window for that.
+            self.pool.trim(&mut sequence.pages, sequence.computed);
+        }
         self.parked = Some(Parked { tokens, pages: sequence.pages, state, decoded });
     }
 
@@ -479,8 +489,15 @@ impl Engine {
                 self.fail(p.index, &message, outcome);
             } else {
                 let kept = self.settle(p);
-                if let (true, Some(speculator)) = (decides, &mut self.speculator) {
-                    speculator.record(&mut self.running[p.index], p.drafts, accepted, emitted);
+                let sequence = &mut self.running[p.index];
+                let decoded = decides && p.start >= sequence.history.prompt().len();
+                if let (true, Some(speculator)) = (decoded, &mut self.speculator) {
+                    let judged = if sequence.has_ended() { accepted } else { p.drafts };
+                    speculator.record(sequence, p.drafts, judged, accepted, emitted);
+                    // The final event was made before its last round was over.
+                    if let Some(Event::Finished(end)) = outcome.events.last_mut().filter(|_| sequence.has_ended()) {
+                        end.rounds = sequence.rounds;
+                    }
                 }
                 seen.push((*p, kept, wanted, first));
             }
@@ -519,7 +536,7 @@ impl Engine {
                 continue;
             }
             let slot = sequence.state.as_ref().expect("a running sequence has a slot").number();
-            if sequence.is_idle() {
+            if sequence.is_long_idle() {
                 speculator.idle(slot);
             }
             all.push(kept(rows, sequence, slot, *planned, *len, *wanted, *first));

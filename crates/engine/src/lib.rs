@@ -15,5 +15,5 @@ pub mod speculate;
 pub mod stop;
 
 pub use engine::{Engine, EngineOptions};
-pub use speculate::{Coupling, Rounds, Speculation};
 pub use request::{EngineError, Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
+pub use speculate::{Coupling, Rounds, Speculation};

@@ -29,8 +29,9 @@ pub struct Known {
 /// least one, so that decoding starves nobody either.
 pub fn plan(sequences: &[Known], budget: usize) -> Vec<Planned> {
     let pending = |s: &Known| s.tokens - s.computed;
-    let decoding = sequences.iter().filter(|s| pending(s) == 1);
-    let mut room = budget.saturating_sub(decoding.map(|s| 1 + s.drafts).sum()).max(1);
+    // Drafts come on top: where chunks end, and with them what a cache holds, must not depend on them.
+    let decoding = sequences.iter().filter(|s| pending(s) == 1).count();
+    let mut room = budget.saturating_sub(decoding).max(1);
     let mut out = Vec::with_capacity(sequences.len());
     for (index, sequence) in sequences.iter().enumerate() {
         let len = match pending(sequence) {
@@ -53,8 +54,10 @@ mod tests {
     use super::*;
 
     fn lengths(sequences: &[(usize, usize, usize)], budget: usize) -> Vec<(usize, usize, usize)> {
-        let known: Vec<Known> =
-            sequences.iter().map(|(computed, tokens, drafts)| Known { computed: *computed, tokens: *tokens, drafts: *drafts }).collect();
+        let known: Vec<Known> = sequences
+            .iter()
+            .map(|(computed, tokens, drafts)| Known { computed: *computed, tokens: *tokens, drafts: *drafts })
+            .collect();
         plan(&known, budget).iter().map(|p| (p.index, p.start, p.len)).collect()
     }
 
@@ -62,7 +65,7 @@ mod tests {
     fn decodes_come_first_and_prompts_share_the_rest() {
         assert_eq!(lengths(&[(0, 100, 0), (50, 51, 0), (10, 40, 0)], 64), [(0, 0, 63), (1, 50, 1)]);
         assert_eq!(lengths(&[(63, 100, 0), (51, 52, 0), (10, 40, 0)], 64), [(0, 63, 37), (1, 51, 1), (2, 10, 26)]);
-        assert_eq!(lengths(&[(0, 100, 0), (50, 51, 3), (10, 40, 0)], 64), [(0, 0, 60), (1, 50, 4)]);
+        assert_eq!(lengths(&[(0, 100, 0), (50, 51, 3), (10, 40, 0)], 64), [(0, 0, 63), (1, 50, 4)]);
     }
 
     #[test]

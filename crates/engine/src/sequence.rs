@@ -18,6 +18,9 @@ use crate::stop::StopStrings;
 /// Added to the seed of drafts that are not to share the request's noise.
 const OTHER_NOISE: u64 = 0x5bd1_e995;
 
+/// Steps without drafts after which a drafter's notes on a sequence are worth less than keeping them.
+const LONG_IDLE: usize = 256;
+
 /// State of a request between steps.
 pub struct Sequence {
     pub id: RequestId,
@@ -35,7 +38,8 @@ pub struct Sequence {
     pub width: Option<Width>,
     /// What its rounds came to.
     pub rounds: Rounds,
-    idle: bool,
+    ended: bool,
+    idle: usize, // steps since the last that asked for drafts
     sampler: Sampler,
     detokenizer: Detokenizer,
     stops: StopStrings,
@@ -71,7 +75,8 @@ impl Sequence {
             block_size: request.block_size,
             width: None,
             rounds: Rounds::default(),
-            idle: false,
+            ended: false,
+            idle: 1,
             sampler: Sampler::new(request.sampling, vocab)?,
             detokenizer: Detokenizer::new(tokenizer, !request.show_special),
             stops: StopStrings::new(request.stop)?,
@@ -93,14 +98,24 @@ impl Sequence {
         self.history.len() == self.computed + 1
     }
 
-    /// Notes whether its controller wants drafts.
-    pub fn set_idle(&mut self, idle: bool) {
-        self.idle = idle;
+    /// Notes whether this step asks for drafts.
+    pub fn set_drafting(&mut self, drafting: bool) {
+        self.idle = if drafting { 0 } else { self.idle + 1 };
     }
 
-    /// True when its controller wants no drafts for now.
-    pub fn is_idle(&self) -> bool {
-        self.idle
+    /// Whether the step before asked for drafts, too: then a drafter has nothing to catch up on.
+    pub fn is_drafting(&self) -> bool {
+        self.idle == 0
+    }
+
+    /// True now and then while it has asked for no drafts for long: a drafter may forget it rather than follow.
+    pub fn is_long_idle(&self) -> bool {
+        self.idle > 0 && self.idle.is_multiple_of(LONG_IDLE)
+    }
+
+    /// True once its last token was emitted.
+    pub fn has_ended(&self) -> bool {
+        self.ended
     }
 
     /// Tokens it may still generate.
@@ -161,11 +176,11 @@ impl Sequence {
             reason = Some(FinishReason::Length);
         }
         events.push(Event::Token(TokenEvent { id: self.id, token: sampled.token, text, logprob: sampled.logprob }));
-        let ended = reason.is_some();
+        self.ended = reason.is_some();
         if let Some(reason) = reason {
             events.push(self.finish(reason));
         }
-        ended
+        self.ended
     }
 
     /// The final event.

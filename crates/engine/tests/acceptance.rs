@@ -60,8 +60,8 @@ impl Pair {
         rates.iter().find_map(|rate| rate.as_f64()).expect("a rate")
     }
 
-    /// Rounds over all prompts.
-    fn run(&self, precision: Precision, k: usize, coupling: Coupling, sampling: &SamplingParams) -> Rounds {
+    /// Rounds of each prompt.
+    fn run(&self, precision: Precision, k: usize, coupling: Coupling, sampling: &SamplingParams) -> Vec<Rounds> {
         let open = |name: &str| Checkpoint::open(&models().join(name)).unwrap_or_else(|e| panic!("{e}"));
         let backend = Arc::new(CpuBackend::new(precision, 2));
         let pair = registry::load_pair(&open(self.target), &open(self.drafter), backend);
@@ -72,7 +72,7 @@ impl Pair {
         let drafter = pair.drafter.expect("a drafter");
         let engine = Engine::with_drafter(pair.model, Arc::new(tokenizer), options, drafter, speculation);
         let mut driver = Driver::with(engine.unwrap_or_else(|e| panic!("{e}")));
-        for prompt in self.prompts() {
+        let ask = |prompt| {
             let request = Request {
                 prompt,
                 sampling: sampling.clone(),
@@ -80,15 +80,17 @@ impl Pair {
                 ignore_eos: self.ignore_eos,
                 ..Request::default()
             };
-            driver.ask(request);
-        }
-        driver.engine.speculator().expect("a drafter").totals()
+            let id = driver.submit(request);
+            driver.run();
+            driver.rounds[&id]
+        };
+        self.prompts().into_iter().map(ask).collect()
     }
 
     /// Greedy acceptance at K = 2, 4, 8, each within `tolerance` of `want`.
     fn greedy(&self, want: impl Fn(usize) -> f64, tolerance: f64) {
         for k in [2, 4, 8] {
-            let rounds = self.run(Precision::F32, k, Coupling::Coupled, &SamplingParams::default());
+            let rounds = sum(&self.run(Precision::F32, k, Coupling::Coupled, &SamplingParams::default()));
             let (rate, want) = (rounds.acceptance_rate().expect("rounds"), want(k));
             println!(
                 "{} with {}, greedy, K={k}: acceptance {rate:.4} (reference {want:.4}), {:.2} tokens a round",
@@ -100,27 +102,43 @@ impl Pair {
         }
     }
 
-    /// Acceptance at T = 0.8, top-p 0.95, K = 4, over three seeds.
-    fn sampled(&self, coupling: Coupling) -> f64 {
-        let mut all = Rounds::default();
-        for seed in 1..=3 {
-            let sampling = SamplingParams { temperature: 0.8, top_p: 0.95, seed, ..SamplingParams::default() };
-            let rounds = self.run(Precision::Int8, 4, coupling, &sampling);
-            all.rounds += rounds.rounds;
-            all.proposed += rounds.proposed;
-            all.accepted += rounds.accepted;
-            all.emitted += rounds.emitted;
-        }
-        let rate = all.acceptance_rate().expect("rounds");
+    /// Acceptance at T = 0.8, top-p 0.95, K = 4, over three seeds: the mean over prompts, which is how the reference counts, and
+    /// of all drafts together.
+    fn sampled(&self, coupling: Coupling) -> (f64, f64) {
+        let runs: Vec<Vec<Rounds>> = (1..=3)
+            .map(|seed| {
+                let sampling = SamplingParams { temperature: 0.8, top_p: 0.95, seed, ..SamplingParams::default() };
+                self.run(Precision::Int8, 4, coupling, &sampling)
+            })
+            .collect();
+        let prompts: Vec<Rounds> =
+            (0..runs[0].len()).map(|p| sum(&runs.iter().map(|run| run[p]).collect::<Vec<_>>())).collect();
+        let rate = |rounds: &Rounds| rounds.acceptance_rate().expect("rounds");
+        let mean = prompts.iter().map(rate).sum::<f64>() / prompts.len() as f64;
+        let all = sum(&prompts);
         println!(
-            "{} with {}, T=0.8, top-p 0.95, K=4, {} drafts: acceptance {rate:.4}, {:.2} tokens a round",
+            "{} with {}, T=0.8, top-p 0.95, K=4, {} drafts: acceptance {mean:.4} (mean over prompts), {:.4} (all drafts), {:.2} tokens a \
+             round",
             self.target,
             self.drafter,
             coupling.name(),
+            rate(&all),
             all.tokens_per_round().expect("rounds")
         );
-        rate
+        (mean, rate(&all))
     }
+}
+
+fn sum(all: &[Rounds]) -> Rounds {
+    let mut out = Rounds::default();
+    for one in all {
+        out.rounds += one.rounds;
+        out.proposed += one.proposed;
+        out.accepted += one.accepted;
+        out.emitted += one.emitted;
+        out.plain_steps += one.plain_steps;
+    }
+    out
 }
 
 #[test]
@@ -146,8 +164,10 @@ fn coupled_noise_makes_sampled_drafts_better() {
         let coupled = pair.sampled(Coupling::Coupled);
         let greedy = pair.sampled(Coupling::Greedy);
         let independent = pair.sampled(Coupling::Independent);
-        assert!(coupled >= least, "{}: {coupled:.4}", pair.drafter);
+        assert!(coupled.0 >= least, "{}: {coupled:?}", pair.drafter);
         // Also the twin: drafts with other noise are not as good.
-        assert!(coupled > greedy + 0.02 && coupled > independent + 0.02, "{coupled} {greedy} {independent}");
+        for other in [greedy, independent] {
+            assert!(coupled.0 > other.0 + 0.02 && coupled.1 > other.1 + 0.02, "{coupled:?} {greedy:?} {independent:?}");
+        }
     }
 }

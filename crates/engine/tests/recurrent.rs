@@ -187,6 +187,6 @@ fn a_state_that_is_not_taken_back_is_seen() {
     }
     let mut driver = Driver::new(Box::new(Sticky(hashing())), options(1, 24, 4));
     let first = prompt(&mut Rng(7), 30);
-    driver.ask(sampled(first.clone(), 4, 3));
-    driver.ask(sampled([first[..20].to_vec(), vec![421; 9]].concat(), 4, 3));
+    driver.ask(sampled(first.clone(), 1, 3));
+    driver.ask(sampled([first[..29].to_vec(), vec![421; 9]].concat(), 4, 3));
 }

@@ -10,6 +10,7 @@ use mlxcel_engine::sample::SamplingParams;
 use mlxcel_engine::speculate::{MAX_BLOCK, Rounds};
 use mlxcel_engine::{Engine, EngineOptions, Request, Speculation};
 use mlxcel_model::Model;
+use mlxcel_model::drafters::Classic;
 
 const WIDTHS: [usize; 6] = [2, 3, 4, 5, 8, 16];
 const BATCHES: [usize; 4] = [1, 2, 4, 8];
@@ -42,7 +43,9 @@ fn samplings() -> Vec<SamplingParams> {
 fn prompts(count: usize) -> Vec<Vec<u32>> {
     let mut rng = Rng(17);
     // The number comes first, so that no prompt begins another.
-    (0..count).map(|i| [vec![420 + i as u32], (0..rng.below(30)).map(|_| 420 + rng.below(80) as u32).collect()].concat()).collect()
+    (0..count)
+        .map(|i| [vec![420 + i as u32], (0..rng.below(30)).map(|_| 420 + rng.below(80) as u32).collect()].concat())
+        .collect()
 }
 
 fn requests(count: usize, tokens: usize, change: impl Fn(usize, &mut Request)) -> Vec<Request> {
@@ -70,13 +73,21 @@ fn options(parallel: usize, reuse: bool) -> EngineOptions {
 
 fn driver(recurrent: bool, truths: &[Vec<u32>], plan: Plan, k: usize, options: EngineOptions) -> Driver {
     let speculation = Speculation { block_size: Some(k), calibrate: 0, ..Speculation::default() };
-    let drafter = Known::new(truths.to_vec(), plan, SMALL);
+    let drafter = Known::boxed(truths.to_vec(), plan, SMALL);
     let engine = Engine::with_drafter(model(recurrent), tokenizer(), options, drafter, speculation);
     Driver::with(engine.unwrap_or_else(|e| panic!("{e}")))
 }
 
 /// Runs the requests under a plan and compares; counts of the rounds.
-fn check(recurrent: bool, requests: &[Request], want: &[Answer], truths: &[Vec<u32>], plan: Plan, k: usize, b: usize) -> Rounds {
+fn check(
+    recurrent: bool,
+    requests: &[Request],
+    want: &[Answer],
+    truths: &[Vec<u32>],
+    plan: Plan,
+    k: usize,
+    b: usize,
+) -> Rounds {
     let what = format!("{plan:?}, K={k}, B={b}, recurrent {recurrent}");
     let mut driver = driver(recurrent, truths, plan, k, options(b, false));
     let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
@@ -200,7 +211,8 @@ fn requests_pin_their_own_width() {
         let id = driver.submit(request.clone());
         driver.run();
         let plain = request.block_size == Some(1);
-        assert_eq!(driver.rounds[&id].rounds == 0, plain, "K={:?}", request.block_size);
+        let what = format!("K={:?}: {:?} {:?}", request.block_size, driver.rounds[&id], driver.done[&id].answer);
+        assert_eq!(driver.rounds[&id].rounds == 0, plain, "{what}");
         let width = driver.rounds[&id].tokens_per_round().unwrap_or(1.0);
         assert!(width <= request.block_size.expect("set") as f64 + 1e-9);
     }
@@ -225,6 +237,88 @@ fn a_failing_drafter_costs_no_answer() {
     assert!(driver.engine.speculator().expect("a drafter").failure().is_some());
 }
 
+/// As engines run by default: widths measured and adapted, some requests pinned, some plain; and with what an operator may pin.
+#[test]
+fn adapted_widths_change_no_answer() {
+    for recurrent in [false, true] {
+        let requests = requests(24, 150, |i, r| {
+            r.ignore_eos = i % 2 == 0;
+            r.block_size = [None, None, None, Some(1), Some(7)][i % 5];
+        });
+        let (want, truths) = plain(recurrent, &requests);
+        for (plan, adaptive, alone) in [
+            (Plan::Oracle, true, None),
+            (Plan::Wrong, true, None),
+            (Plan::Wild(5), true, None),
+            (Plan::Wild(6), false, None),
+            (Plan::Oracle, true, Some(true)),
+            (Plan::Wild(7), true, Some(false)),
+        ] {
+            for parallel in [1, 4] {
+                let speculation = Speculation { adaptive, alone, ..Speculation::default() };
+                let drafter = Known::boxed(truths.clone(), plan.clone(), SMALL);
+                let options = options(parallel, false);
+                let engine = Engine::with_drafter(model(recurrent), tokenizer(), options, drafter, speculation);
+                let mut driver = Driver::with(engine.unwrap_or_else(|e| panic!("{e}")));
+                let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
+                // One is broken off while it drafts; the others do not notice.
+                driver.steps(9);
+                driver.cancel(ids[2]);
+                driver.run();
+                for (i, id) in ids.iter().enumerate().filter(|(i, _)| *i != 2) {
+                    assert_eq!(driver.done[id].answer, want[i], "{plan:?}, {alone:?}, B={parallel}: request {i}");
+                }
+                assert!(driver.engine.pages_used().iter().all(|n| *n == 0), "pages leaked");
+            }
+        }
+    }
+}
+
+/// Another model as drafter, fed what it missed, taken back and handed on; and the target itself, which is always right.
+#[test]
+fn a_model_drafts_for_another() {
+    for recurrent in [false, true] {
+        for own_state in [false, true] {
+            let requests = requests(18, 40, |i, r| {
+                r.ignore_eos = true;
+                r.sampling.temperature = 0.0;
+                r.block_size = Some([2, 4, 7, 16][i % 4]);
+            });
+            let (want, _) = plain(recurrent, &requests);
+            // Two tokens in three are the target's.
+            let near = move |seen: &[u32]| match seen.len() % 3 {
+                0 => Row::Logits(hash_row(&seen[..seen.len() / 2])),
+                _ => Row::Logits(hash_row(seen)),
+            };
+            for exact in [true, false] {
+                let drafts = match (exact, own_state) {
+                    (true, _) => model(own_state),
+                    (false, true) => Scripted::recurrent(SMALL, near),
+                    (false, false) => Scripted::model(SMALL, near),
+                };
+                let drafter = Box::new(Classic::new(drafts));
+                let speculation = Speculation { calibrate: 0, ..Speculation::default() };
+                let engine =
+                    Engine::with_drafter(model(recurrent), tokenizer(), options(3, true), drafter, speculation);
+                let mut driver = Driver::with(engine.unwrap_or_else(|e| panic!("{e}")));
+                let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
+                driver.run();
+                for (i, id) in ids.iter().enumerate() {
+                    assert_eq!(driver.done[id].answer, want[i], "exact {exact}, own state {own_state}: request {i}");
+                }
+                let totals = driver.engine.speculator().expect("a drafter").totals();
+                let rate = totals.acceptance_rate().expect("rounds");
+                if exact {
+                    // Bias and penalties lift tokens that are not among the candidates.
+                    assert!(rate > 0.8, "recurrent {recurrent}, own state {own_state}: {totals:?}");
+                } else {
+                    assert!(rate > 0.2 && rate < 0.9, "{totals:?}");
+                }
+            }
+        }
+    }
+}
+
 /// A row that only a rejected draft reaches may be damaged: plain decoding never computes it.
 #[test]
 fn damage_behind_a_rejected_draft_is_never_met() {
@@ -240,7 +334,7 @@ fn damage_behind_a_rejected_draft_is_never_met() {
             let truths: Vec<Vec<u32>> =
                 requests.iter().zip(&want).map(|(r, a)| [r.prompt.clone(), a.tokens.clone()].concat()).collect();
             let speculation = Speculation { block_size: Some(4), calibrate: 0, ..Speculation::default() };
-            let drafter = Known::new(truths, Plan::Inject(1, 7), SMALL);
+            let drafter = Known::boxed(truths, Plan::Inject(1, 7), SMALL);
             let engine = Engine::with_drafter(build(), tokenizer(), options(4, false), drafter, speculation);
             let mut driver = Driver::with(engine.unwrap_or_else(|e| panic!("{e}")));
             let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
@@ -260,7 +354,7 @@ fn a_width_dependent_model_is_noticed() {
     let mut differs = 0;
     for k in [2, 4] {
         let speculation = Speculation { block_size: Some(k), calibrate: 0, ..Speculation::default() };
-        let drafter = Known::new(truths.clone(), Plan::Oracle, SMALL);
+        let drafter = Known::boxed(truths.clone(), Plan::Oracle, SMALL);
         let wide = Box::new(WideBlocks(model(false)));
         let engine = Engine::with_drafter(wide, tokenizer(), options(1, false), drafter, speculation);
         let mut driver = Driver::with(engine.unwrap_or_else(|e| panic!("{e}")));

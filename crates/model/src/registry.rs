@@ -96,7 +96,21 @@ pub fn load<B: Backend>(checkpoint: &Checkpoint, backend: Arc<B>) -> Result<Box<
 /// # Errors
 /// [`ModelError::Mismatch`], [`ModelError::NoDrafter`], and what either loader finds wrong.
 pub fn load_pair<B: Backend>(target: &Checkpoint, draft: &Checkpoint, backend: Arc<B>) -> Result<Pair, ModelError> {
-    match check_pair::<B>(target, draft)? {
+    load_as(target, draft, draft_kind::<B>(target, draft)?, backend)
+}
+
+/// [`load_pair`] with a drafter whose kind is given: a checkpoint that holds its own head may draft as a model all the same.
+///
+/// # Errors
+/// As [`load_pair`].
+pub fn load_as<B: Backend>(
+    target: &Checkpoint,
+    draft: &Checkpoint,
+    kind: DraftKind,
+    backend: Arc<B>,
+) -> Result<Pair, ModelError> {
+    check_as::<B>(target, draft, kind)?;
+    match kind {
         DraftKind::Classic => {
             let model = load(target, Arc::clone(&backend))?;
             let drafter = Classic::new(load(draft, backend)?);
@@ -107,10 +121,10 @@ pub fn load_pair<B: Backend>(target: &Checkpoint, draft: &Checkpoint, backend: A
 }
 
 /// What kind of drafter a checkpoint is for a target: its head ([`DraftKind::Mtp`]), or a model of its own
-/// ([`DraftKind::Classic`]).
+/// ([`DraftKind::Classic`]). The target's own checkpoint is its head if it holds one, and else the model once more.
 ///
 /// # Errors
-/// A head of another family than the target's, a target without the head asked for, unknown `model_type`s.
+/// A head of another family than the target's, unknown `model_type`s.
 pub fn draft_kind<B: Backend>(target: &Checkpoint, draft: &Checkpoint) -> Result<DraftKind, ModelError> {
     let refused = |problem: String| ModelError::NoDrafter {
         target: target.dir().display().to_string(),
@@ -118,11 +132,8 @@ pub fn draft_kind<B: Backend>(target: &Checkpoint, draft: &Checkpoint) -> Result
         problem,
     };
     let family = family::<B>(target)?;
-    if target.dir() == draft.dir() {
-        return match (family.has_head)(target) {
-            true => Ok(DraftKind::Mtp),
-            false => Err(refused("the checkpoint holds no drafting head; give one with --model-draft, or none".into())),
-        };
+    if is_same(target, draft) && (family.has_head)(target) {
+        return Ok(DraftKind::Mtp);
     }
     let found = model_type(draft);
     if family.drafter_types.contains(&found) {
@@ -146,11 +157,25 @@ pub fn draft_kind<B: Backend>(target: &Checkpoint, draft: &Checkpoint) -> Result
 /// As [`load_pair`].
 pub fn check_pair<B: Backend>(target: &Checkpoint, draft: &Checkpoint) -> Result<DraftKind, ModelError> {
     let kind = draft_kind::<B>(target, draft)?;
-    match kind {
-        DraftKind::Classic => Classic::check(target, draft)?,
-        DraftKind::Mtp | DraftKind::Ngram => (family::<B>(target)?.check)(target, draft)?,
-    }
+    check_as::<B>(target, draft, kind)?;
     Ok(kind)
+}
+
+/// [`check_pair`] with a drafter whose kind is given.
+///
+/// # Errors
+/// As [`load_pair`].
+pub fn check_as<B: Backend>(target: &Checkpoint, draft: &Checkpoint, kind: DraftKind) -> Result<(), ModelError> {
+    match kind {
+        DraftKind::Classic => Classic::check(target, draft),
+        DraftKind::Mtp | DraftKind::Ngram => (family::<B>(target)?.check)(target, draft),
+    }
+}
+
+/// Whether two checkpoints are one, however they were named.
+pub fn is_same(target: &Checkpoint, draft: &Checkpoint) -> bool {
+    let place = |checkpoint: &Checkpoint| checkpoint.dir().canonicalize().ok();
+    target.dir() == draft.dir() || place(target).is_some_and(|dir| Some(dir) == place(draft))
 }
 
 /// Whether a target's checkpoint holds a drafting head of its own.

@@ -34,7 +34,12 @@ fn damage_is_found_in_its_layer() {
     damaged("qwen3_5/dense", "layers.0.linear_attn.out_proj.weight", 9, "layer 0, out_proj");
     damaged("qwen3_5/dense", "language_model.layers.3.self_attn.q_proj.weight", 64 * 70, "layer 3, q_proj");
     damaged("qwen3_5/dense", "language_model.layers.1.input_layernorm.weight", 3, "layer 1, input_norm");
-    damaged("qwen3_5/dense", "language_model.layers.1.post_attention_layernorm.weight", 3, "layer 1, post_attention_norm");
+    damaged(
+        "qwen3_5/dense",
+        "language_model.layers.1.post_attention_layernorm.weight",
+        3,
+        "layer 1, post_attention_norm",
+    );
     damaged("qwen3_5/dense", "language_model.norm.weight", 3, "norm");
     damaged("qwen3_5/dense", "language_model.layers.3.self_attn.q_norm.weight", 3, "layer 3, q_norm");
     damaged("qwen3_5/dense", "language_model.layers.3.self_attn.v_proj.weight", 3, "layer 3, v_proj");

@@ -11,7 +11,7 @@ use common::damage::Copy;
 use common::{Golden, Rng, Walker, argmax, bits, recurrent_demo, root, worst};
 use mlxcel_checkpoint::Checkpoint;
 use mlxcel_cpu::{CpuBackend, Precision};
-use mlxcel_model::drafters::{Ask, Candidate, Choose, Drafter, Kept};
+use mlxcel_model::drafters::{Ask, Candidate, Choose, DraftKind, Drafter, Kept};
 use mlxcel_model::{ModelError, registry};
 use serde_json::{Value, json};
 
@@ -635,7 +635,10 @@ fn a_head_of_another_model_is_refused_before_weights_are_read() {
     };
     assert!(refused("dense", "moe-mlx/mtp-drafter").contains("num_experts: 0 expected"));
     assert!(refused("moe", "dense-mlx/mtp-drafter").contains("num_experts: 8 expected"));
-    assert!(refused("dense-mlx/f32", "dense-mlx/f32").contains("holds no drafting head"));
+    // The target's own checkpoint, without a head inside, is the model once more.
+    let own = Checkpoint::open(&dir("dense-mlx/f32")).unwrap_or_else(|e| panic!("{e}"));
+    let kind = registry::draft_kind::<CpuBackend>(&own, &own).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(kind, DraftKind::Classic);
 }
 
 #[test]

@@ -164,7 +164,7 @@ def main():
             j = sp["K"][str(K)]
             if name == "4bit": found[str(K)] = {"accepted": int(tot[0]), "proposed": int(tot[1]), "rounds": int(tot[2])}
             same = (tot[0], tot[1], tot[2]) == (j["accepted"], j["proposed"], j["rounds"])
-            print(f"K={K}: {tot[0]}/{tot[1]} = {tot[0] / tot[1]:.4f}, rounds {tot[2]}, tokens/round {tot[3] / tot[2]:.3f}; golden {j['accepted']}/{j['proposed']} total {'same' if same else 'DIFFERENT'}, per prompt {'same' if ok else 'different'}; {' '.join(per)}; smallest drafter top-2 gap used {mg:.2e}", flush=True)
+            print(f"K={K}: {tot[0]}/{tot[1]} = {tot[0] / tot[1]:.4f}, rounds {tot[2]}, tokens/round {tot[3] / tot[2]:.3f}{(', golden.json has ' + ('the same' if same and ok else 'others')) if name == 'bf16' else ''}; {' '.join(per)}; smallest drafter top-2 gap used {mg:.2e}", flush=True)
             if name == "bf16" and not (same and ok):
                 sys.exit("the bf16 drafter's counts are not golden.json's")
     if "--write" in sys.argv:

@@ -2,15 +2,14 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use mlxcel_cli::args::{Cli, Verb, spelled_out};
+use mlxcel_cli::args::{self, Verb};
 use mlxcel_cli::locate::Environment;
 #[cfg(feature = "hub")]
 use mlxcel_cli::pull;
 use mlxcel_cli::{convert, generate, inspect, list, perplexity, probe, rm, run};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(spelled_out(std::env::args_os()));
+    let cli = args::parse(std::env::args_os());
     let environment = Environment::read();
     let result = match cli.verb {
         Verb::Generate(args) => generate::run(&args, &environment),

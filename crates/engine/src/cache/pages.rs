@@ -75,6 +75,11 @@ impl PagePool {
         true
     }
 
+    /// Gives back what a sequence of `len` positions that decodes token by token would have given back by now.
+    pub fn trim(&mut self, table: &mut PageTable, len: usize) {
+        self.drop_unseen(table, len.saturating_sub(1 + SLACK));
+    }
+
     /// Gives back the pages of window groups that rows from `position` on cannot see.
     fn drop_unseen(&mut self, table: &mut PageTable, position: usize) {
         for ((table, free), window) in table.tables.iter_mut().zip(&mut self.free).zip(&self.windows) {

@@ -79,7 +79,7 @@ impl Sampler {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{SamplingParams, Sampler};
+    use super::super::{Sampler, SamplingParams};
     use super::*;
     use mlxcel_model::drafters::top_candidates;
     use proptest::prelude::*;

@@ -65,17 +65,17 @@ impl Settings {
         }
     }
 
-    /// What to do about a probe's verdict: `None` = exact, else how it failed.
-    pub fn decide(&self, difference: Option<String>) -> Decision {
-        match difference {
+    /// What to do about what a probe found: `None` = every block is exact, else why not; `more` says how to see more of it.
+    pub fn decide(&self, why: Option<&str>, more: &str) -> Decision {
+        match why {
             None => Decision::Draft,
             Some(why) if self.allow_inexact => Decision::DraftInexact(format!(
-                "speculative decoding is NOT EXACT here and runs because MLXCEL_MTP_ALLOW_INEXACT is set; answers may differ from \
-                 plain decoding: {why}"
+                "speculative decoding is NOT EXACT here (INEXACT) and runs because MLXCEL_MTP_ALLOW_INEXACT is set; answers may \
+                 differ from plain decoding: {why}"
             )),
             Some(why) => Decision::Decline(format!(
-                "speculative decoding is declined, answers come from plain decoding: this backend computes a block of tokens \
-                 otherwise than single tokens: {why}. mlxcel probe shows more; MLXCEL_MTP_ALLOW_INEXACT=1 overrides"
+                "speculative decoding is declined, answers come from plain decoding: {why}. {more}; \
+                 MLXCEL_MTP_ALLOW_INEXACT=1 overrides"
             )),
         }
     }
@@ -103,7 +103,11 @@ mod tests {
     #[test]
     fn variables_say_yes_or_no() {
         assert_eq!(read(&[]), Ok(Settings::default()));
-        let all = read(&[("MLXCEL_MTP_ALLOW_INEXACT", "1"), ("MLXCEL_MTP_ADAPTIVE", "off"), ("MLXCEL_ENABLE_MTP_B1", " No ")]);
+        let all = read(&[
+            ("MLXCEL_MTP_ALLOW_INEXACT", "1"),
+            ("MLXCEL_MTP_ADAPTIVE", "off"),
+            ("MLXCEL_ENABLE_MTP_B1", " No "),
+        ]);
         assert_eq!(all, Ok(Settings { allow_inexact: true, adaptive: false, alone: Some(false) }));
         assert_eq!(read(&[("MLXCEL_ENABLE_MTP_B1", "TRUE")]).map(|s| s.alone), Ok(Some(true)));
         assert_eq!(read(&[("MLXCEL_MTP_ADAPTIVE", "")]), Ok(Settings::default()));
@@ -114,13 +118,13 @@ mod tests {
 
     #[test]
     fn a_failing_probe_declines_unless_overridden() {
-        let why = || Some("K=4 B=1: layer 0, q_proj".to_string());
-        assert_eq!(Settings::default().decide(None), Decision::Draft);
-        let Decision::Decline(text) = Settings::default().decide(why()) else { panic!("not declined") };
-        assert!(text.contains("q_proj") && text.contains("plain decoding"), "{text}");
+        let (why, more) = (Some("K=4 B=1: layer 0, q_proj"), "To see more: mlxcel probe -m here");
+        assert_eq!(Settings::default().decide(None, more), Decision::Draft);
+        let Decision::Decline(text) = Settings::default().decide(why, more) else { panic!("not declined") };
+        assert!(text.contains("q_proj") && text.contains("plain decoding") && text.contains(more), "{text}");
         let insists = Settings { allow_inexact: true, ..Settings::default() };
-        let Decision::DraftInexact(text) = insists.decide(why()) else { panic!("not allowed") };
-        assert!(text.contains("NOT EXACT") && text.contains("q_proj"), "{text}");
-        assert_eq!(insists.decide(None), Decision::Draft);
+        let Decision::DraftInexact(text) = insists.decide(why, more) else { panic!("not allowed") };
+        assert!(text.contains("NOT EXACT") && text.contains("INEXACT") && text.contains("q_proj"), "{text}");
+        assert_eq!(insists.decide(None, more), Decision::Draft);
     }
 }

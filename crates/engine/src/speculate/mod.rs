@@ -51,11 +51,23 @@ pub struct Speculation {
     pub coupling: Coupling,
     /// Plain steps to run and measure before the first draft.
     pub calibrate: usize,
+    /// Widest block that is used, whoever asks for more: what the probe has looked at.
+    pub most: usize,
+    /// Whether an engine without its drafter is an error; else it goes on without, and says so.
+    pub required: bool,
 }
 
 impl Default for Speculation {
     fn default() -> Self {
-        Speculation { block_size: None, adaptive: true, alone: None, coupling: Coupling::Coupled, calibrate: 3 }
+        Speculation {
+            block_size: None,
+            adaptive: true,
+            alone: None,
+            coupling: Coupling::Coupled,
+            calibrate: 4,
+            most: MAX_BLOCK,
+            required: true,
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! in between. Whole logit rows and recurrent states are compared as bits. Where they differ, both walks are run again with
 //! every intermediate looked at, and the first operation that differs is named.
 
+mod cover;
 mod draw;
 mod locate;
 mod report;
@@ -13,12 +14,14 @@ mod walk;
 
 use std::time::{Duration, Instant};
 
+use mlxcel_model::drafters::HiddenRows;
 use mlxcel_model::{Model, TAKE_BACK};
 
+pub use cover::Cover;
 pub use report::{Difference, Outcome, Report, Verdict, What};
 
 use crate::request::EngineError;
-use draw::{Draw, Facts};
+use draw::{Draw, Facts, KINDS};
 use walk::Walk;
 
 /// Positions that the reference goes beyond the widest block, so that a block can start after a few accepted rows.
@@ -28,23 +31,43 @@ const MOST_SEQUENCES: usize = 64;
 /// Most sequences at once of [`Probe::startup`]: with the widest block that is more rows than any register tile or chunk of
 /// the kernels has, so that more of them repeat what was seen.
 const STARTUP_SEQUENCES: usize = 8;
-/// Time for [`Probe::startup`].
-const STARTUP_BUDGET: Duration = Duration::from_secs(2);
+/// [`Probe::startup`] compares less rather than take longer.
+const STARTUP_PATIENCE: Duration = Duration::from_secs(20);
+/// Single steps before the time of the others is estimated.
+const FIRST_STEPS: usize = 3;
+
+/// Widths that are compared in batches, and of a sequence alone in long and short contexts: one to each kind of register tile.
+fn is_key(width: usize) -> bool {
+    [2, 4, TAKE_BACK].contains(&width)
+}
+
+/// Widths that stand for the others where time is short.
+fn is_one_of_few(width: usize) -> bool {
+    is_key(width) || width == 8
+}
 
 /// What to compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Block widths, 2 to [`TAKE_BACK`].
     pub widths: Vec<usize>,
-    /// Sequences in a batch, 1 to 64. For more than one, single steps together (width 1) are compared too.
+    /// Sequences in a batch, 1 to 64. For more than one, single steps together (width 1) are compared too, and for the largest
+    /// a batch of a prompt, a single step and blocks of different widths.
     pub batches: Vec<usize>,
-    /// How often, with other tokens and lengths: by turns short contexts and, where there is a sliding window of at most 2,048
-    /// positions, one that fills it during the walk.
+    /// How often, with other tokens and lengths. In each draw some contexts are short, and some fill the smallest sliding window
+    /// where that is at most 2,048 positions.
     pub draws: usize,
     /// Seed of tokens and lengths.
     pub seed: u64,
-    /// No further draw is started that would probably end later than this; the first is always made.
-    pub budget: Option<Duration>,
+    /// Which hidden rows blocks leave for a drafter, as they will when it drafts.
+    pub hidden: HiddenRows,
+    /// Ids from here on are nobody's; `None` = the model's own vocabulary is all there is.
+    pub vocab: Option<usize>,
+    /// Every width in every batch, and each in a long and in a short context; else only 2, 4, 16 and the widest.
+    pub thorough: bool,
+    /// When the first steps show that it would take longer than this, only the widths 2, 4, 8, 16 and the widest are compared, and in
+    /// batches the widest; [`Report::cover`] still reaches over what lies between.
+    pub patience: Option<Duration>,
 }
 
 /// How far a probe is.
@@ -57,65 +80,90 @@ pub struct Progress {
 }
 
 impl Probe {
-    /// What is worth the time before the first request: every width up to `max_width`, alone and with up to `max_batch` sequences
-    /// (8 at most), one short draw and one past the sliding window if about two seconds allow it.
+    /// What is worth the time before the first request: one draw, every width up to `max_width`, alone and with up to `max_batch`
+    /// sequences (8 at most).
     pub fn startup(max_width: usize, max_batch: usize) -> Self {
         let mut batches = vec![1, max_batch.clamp(1, STARTUP_SEQUENCES)];
         batches.dedup();
         Probe {
             widths: (2..=max_width.clamp(2, TAKE_BACK)).collect(),
             batches,
-            draws: 2,
+            draws: 1,
             seed: 0,
-            budget: Some(STARTUP_BUDGET),
+            hidden: HiddenRows::None,
+            vocab: None,
+            thorough: false,
+            patience: Some(STARTUP_PATIENCE),
         }
     }
 
-    /// Compares. The model's memory is replaced: [`Model::reserve`] must be called again before other use.
+    /// Compares. `progress` is called often. The model's memory is replaced: [`Model::reserve`] must be called again before other
+    /// use, and [`Model::keep_hidden`] if a drafter reads it.
     ///
     /// # Errors
     /// [`EngineError::Option`] for widths, batches or draws out of range, or a model whose context is too short for them; what
     /// [`Model::reserve`] and [`Model::forward`] refuse. An inexact model is no error.
     pub fn run(&self, model: &mut dyn Model, progress: &mut dyn FnMut(Progress)) -> Result<Report, EngineError> {
+        let report = self.look(model, progress);
+        model.keep_hidden(HiddenRows::None);
+        report
+    }
+
+    fn look(&self, model: &mut dyn Model, progress: &mut dyn FnMut(Progress)) -> Result<Report, EngineError> {
         let started = Instant::now();
         let (widths, batches) = self.check(model)?;
-        let (widest, sequences) = (widths[widths.len() - 1], batches[batches.len() - 1]);
-        let facts = Facts::of(model, widest + SPARE);
-        let mut outcomes: Vec<Outcome> = Vec::new();
-        for batch in &batches {
-            let alone = (*batch > 1).then_some(1);
-            outcomes.extend(alone.iter().chain(&widths).map(|width| Outcome::new(*width, *batch)));
-        }
+        let (widest, most) = (widths[widths.len() - 1], batches[batches.len() - 1]);
+        let facts = Facts::of(model, widest + SPARE, self.vocab);
         let mut report = Report {
             model: model.info().path.clone(),
             backend: model.backend(),
             seed: self.seed,
             draws: 0,
-            outcomes,
+            hidden: self.hidden,
+            outcomes: self.outcomes(&widths, &batches),
             elapsed: Duration::ZERO,
         };
         let mut steps = Progress { done: 0, total: self.draws * report.outcomes.len() };
-        let mut pace: Option<Pace> = None;
         for number in 0..self.draws {
-            let draw = Draw::new(&facts, self.seed, number, sequences);
-            let expected = pace.map_or(Duration::ZERO, |pace| pace.expected(&draw));
-            if number > 0 && self.budget.is_some_and(|budget| started.elapsed() + expected > budget) {
-                break;
+            let draw = Draw::new(&facts, self.seed, number, most.max(KINDS));
+            let mut walk = Walk::new(model, &draw, self.hidden);
+            walk.fill(&mut || progress(steps))?;
+            if let (0, Some(patience)) = (number, self.patience) {
+                walk.record_some(0, FIRST_STEPS, &mut || progress(steps))?;
+                let expected = walk.expected(&report.outcomes, number, self.thorough) * self.draws as f64;
+                if started.elapsed().as_secs_f64() + expected > patience.as_secs_f64() {
+                    let few = |o: &Outcome| {
+                        o.width == widest || if o.batch == 1 { is_one_of_few(o.width) } else { o.width == 1 }
+                    };
+                    report.outcomes.retain(few);
+                    steps.total = self.draws * report.outcomes.len();
+                }
             }
-            let begun = Instant::now();
-            let mut walk = Walk::prefill(model, &draw)?;
-            let prefilled = begun.elapsed();
-            walk.record()?;
+            walk.record(&mut || progress(steps))?;
             for outcome in &mut report.outcomes {
-                walk.compare(outcome, number)?;
+                walk.compare(outcome, number, self.thorough)?;
                 steps.done += 1;
                 progress(steps);
             }
             report.draws += 1;
-            pace = Some(Pace { row: prefilled / draw.rows() as u32, rest: begun.elapsed() - prefilled });
         }
         report.elapsed = started.elapsed();
         Ok(report)
+    }
+
+    /// What is to be compared, of sorted widths and batches.
+    fn outcomes(&self, widths: &[usize], batches: &[usize]) -> Vec<Outcome> {
+        let widest = widths[widths.len() - 1];
+        let mut outcomes = Vec::new();
+        for batch in batches {
+            let alone = *batch == 1;
+            outcomes.extend((!alone).then(|| Outcome::new(1, *batch)));
+            let chosen = widths.iter().filter(|w| alone || self.thorough || is_key(**w) || **w == widest);
+            outcomes.extend(chosen.map(|width| Outcome::new(*width, *batch)));
+        }
+        let most = batches[batches.len() - 1];
+        outcomes.extend((most > 1).then(|| Outcome { mixed: true, ..Outcome::new(widest, most) }));
+        outcomes
     }
 
     /// Widths and batches, ascending and once each.
@@ -143,20 +191,5 @@ impl Probe {
             return refused("widths", expected, widest.to_string());
         }
         Ok((widths, batches))
-    }
-}
-
-/// What the last draw took.
-#[derive(Clone, Copy, Debug)]
-struct Pace {
-    /// Prefilling one row.
-    row: Duration,
-    /// All that is the same for every draw.
-    rest: Duration,
-}
-
-impl Pace {
-    fn expected(&self, draw: &Draw) -> Duration {
-        self.row.saturating_mul(draw.rows() as u32) + self.rest
     }
 }

@@ -1,5 +1,6 @@
 //! Drafting for the sequences of a step: who asks, how many tokens, chosen how.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use mlxcel_model::drafters::{Ask, Candidate, Choose, Drafter, DrafterInfo, HiddenRows, Kept};
@@ -14,6 +15,15 @@ use crate::sequence::Sequence;
 /// choosing among few costs little.
 const CANDIDATES: usize = 64;
 
+/// Sequences whose widths are chosen together: the time that takes grows with the square.
+const TOGETHER: usize = 16;
+
+/// Plain steps whose times are kept.
+const PLAIN_STEPS: usize = 63;
+
+/// Errors after which a drafter is given up.
+const ERRORS: usize = 3;
+
 /// The drafter of an engine, and what was learned of it.
 pub struct Speculator {
     drafter: Box<dyn Drafter>,
@@ -23,6 +33,9 @@ pub struct Speculator {
     /// Plain steps still to be measured before drafting begins.
     calibrate: usize,
     totals: Rounds,
+    /// Seconds of the last plain steps of one sequence.
+    plain: VecDeque<f64>,
+    errors: usize,
     /// Why it was given up, and whether that was said.
     failure: Option<(String, bool)>,
 }
@@ -35,7 +48,8 @@ impl Speculator {
     pub fn new(drafter: Box<dyn Drafter>, options: Speculation) -> Self {
         let calibrate = options.calibrate;
         let (costs, acceptance) = (Costs::new(), Acceptance::new());
-        Speculator { drafter, options, costs, acceptance, calibrate, totals: Rounds::default(), failure: None }
+        let (totals, plain) = (Rounds::default(), VecDeque::new());
+        Speculator { drafter, options, costs, acceptance, calibrate, totals, plain, errors: 0, failure: None }
     }
 
     /// What drafts.
@@ -53,9 +67,11 @@ impl Speculator {
         self.totals
     }
 
-    /// Seconds of a plain step of one sequence, as measured.
+    /// Seconds of a plain step of one sequence: the median of the last ones; `None` before the first.
     pub fn plain_step(&self) -> Option<f64> {
-        self.costs.step_cost(1)
+        let mut seconds: Vec<f64> = self.plain.iter().copied().collect();
+        seconds.sort_by(f64::total_cmp);
+        seconds.get(seconds.len() / 2).copied()
     }
 
     /// What was measured.
@@ -70,18 +86,19 @@ impl Speculator {
 
     /// The controller of a new sequence; `asked` is the request's own block width. `None` = it never drafts.
     pub fn width(&self, asked: Option<usize>) -> Option<Width> {
+        let most = self.options.most.min(MAX_BLOCK);
         let policy = match asked.or(self.options.block_size) {
-            _ if self.failure.is_some() => return None,
+            _ if self.failure.is_some() || most < 2 => return None,
             Some(0 | 1) => return None,
-            Some(k) => Policy::Pinned(k.min(MAX_BLOCK)),
-            None if self.options.adaptive => Policy::Adaptive { start: self.own_width(), most: MAX_BLOCK },
+            Some(k) => Policy::Pinned(k.min(most)),
+            None if self.options.adaptive => Policy::Adaptive { start: self.own_width(), most },
             None => Policy::Pinned(self.own_width()),
         };
         Some(Width::new(policy))
     }
 
     fn own_width(&self) -> usize {
-        self.info().block_size.clamp(2, MAX_BLOCK)
+        self.info().block_size.clamp(2, self.options.most.clamp(2, MAX_BLOCK))
     }
 
     /// A slot has a new owner, which goes on from its first `len` positions.
@@ -89,49 +106,29 @@ impl Speculator {
         self.drafter.take_back(slot, len);
     }
 
-    /// Drafts for the sequences of a step that decode. `most[i]` is the widest block sequence `i` may have; 1 for those that do
-    /// not decode.
+    /// Drafts for the sequences of a step that decode. `most[i]` is the widest block sequence `i` may have. Tokens are below
+    /// `assigned`; rows of all blocks together stay near `budget`.
     pub fn draft(&mut self, running: &mut [Sequence], most: &[usize], assigned: usize, budget: usize) -> Drafts {
         let mut drafts: Drafts = vec![Vec::new(); running.len()];
-        if self.failure.is_some() {
-            return drafts;
-        }
         let decoding = running.iter().filter(|s| s.is_decoding()).count();
-        if self.calibrate > 0 {
-            self.calibrate -= usize::from(decoding > 0 && decoding == running.len());
+        if self.failure.is_some() || decoding == 0 {
             return drafts;
         }
-        let alone = if decoding == 1 { self.options.alone } else { None };
-        // Rows beside those that every sequence has anyway.
-        let mut spare = budget.saturating_sub(decoding);
-        let mut who = Vec::new();
-        let mut seats = Vec::new();
-        for (i, sequence) in running.iter_mut().enumerate() {
-            if let (true, Some(width)) = (sequence.is_decoding(), sequence.width.as_mut()) {
-                who.push(i);
-                seats.push(Seat { width, most: most[i].min(1 + spare) });
-            }
+        if self.calibrate > 0 {
+            self.calibrate -= 1;
+            return drafts;
         }
-        let others = decoding - seats.len();
-        let widths = match alone {
-            Some(drafts) => vec![if drafts { self.own_width() } else { 1 }; seats.len()],
-            None => plan(&mut seats, &self.costs, &self.acceptance, Others { rows: others, sequences: others }),
-        };
-        let mut chosen = Vec::new();
-        for (i, k) in who.into_iter().zip(widths) {
-            let k = k.min(most[i]).min(1 + spare).max(1);
-            spare -= k - 1;
-            if most[i] > 1 {
-                running[i].set_idle(k == 1);
-            }
-            if k > 1 {
-                chosen.push((i, k - 1));
-            }
+        let chosen = self.choose_widths(running, most, decoding, budget);
+        // A drafter that has to catch up takes longer than a proposal does.
+        let steady = chosen.iter().all(|(i, _)| running[*i].is_drafting());
+        for (i, sequence) in running.iter_mut().enumerate().filter(|(_, s)| s.is_decoding()) {
+            sequence.set_drafting(chosen.iter().any(|c| c.0 == i));
         }
         if chosen.is_empty() {
             return drafts;
         }
-        let asks: Vec<Ask<'_>> = chosen.iter().map(|(i, count)| running[*i].ask(*count, self.candidates(&running[*i]))).collect();
+        let asks: Vec<Ask<'_>> =
+            chosen.iter().map(|(i, count)| running[*i].ask(*count, self.candidates(&running[*i]))).collect();
         let mut chooser = Chooser {
             sequences: chosen.iter().map(|(i, _)| &running[*i]).collect(),
             drafted: vec![Vec::new(); chosen.len()],
@@ -140,10 +137,21 @@ impl Speculator {
         };
         let started = Instant::now();
         let proposed = self.drafter.propose(&asks, &mut chooser);
-        let depth = chosen.iter().map(|(_, count)| *count).max().unwrap_or(0);
+        let seconds = started.elapsed().as_secs_f64();
         match proposed {
             Ok(proposed) => {
-                self.costs.draft(chosen.len(), depth, started.elapsed().as_secs_f64());
+                let depth = proposed.iter().map(Vec::len).max().unwrap_or(0);
+                if steady && depth > 0 {
+                    self.costs.draft(chosen.len(), depth, seconds);
+                } else {
+                    let usual = self.costs.draft_cost(chosen.len(), depth.max(1)).unwrap_or(seconds);
+                    let each = (seconds - usual).max(0.0) / chosen.len() as f64;
+                    for (i, _) in &chosen {
+                        if let Some(width) = &mut running[*i].width {
+                            width.charge(each);
+                        }
+                    }
+                }
                 for ((i, count), mut tokens) in chosen.into_iter().zip(proposed) {
                     // Whatever a drafter returns, no row may stand for a token that is none.
                     let valid = tokens.iter().take_while(|t| (**t as usize) < assigned).count();
@@ -151,21 +159,62 @@ impl Speculator {
                     drafts[i] = tokens;
                 }
             }
-            Err(error) => self.fail(error.to_string()),
+            Err(error) => self.fail(&error.to_string()),
         }
         drafts
+    }
+
+    /// Which sequences draft in this step, and how many tokens.
+    fn choose_widths(
+        &mut self,
+        running: &mut [Sequence],
+        most: &[usize],
+        decoding: usize,
+        budget: usize,
+    ) -> Vec<(usize, usize)> {
+        // Rows beside those that every sequence has anyway.
+        let mut spare = budget.saturating_sub(decoding);
+        let alone = if decoding == 1 { self.options.alone } else { None };
+        let own_width = self.own_width();
+        let mut who = Vec::new();
+        let mut seats = Vec::new();
+        for (i, sequence) in running.iter_mut().enumerate() {
+            if let (true, Some(width)) = (sequence.is_decoding(), sequence.width.as_mut()) {
+                who.push(i);
+                seats.push(Seat { width, most: most[i].min(1 + spare) });
+            }
+        }
+        // What the operator says of sequences that run alone is about those that name no width.
+        let forced = alone.filter(|_| seats.iter().all(|s| !s.width.is_pinned()));
+        let mut widths = Vec::with_capacity(seats.len());
+        for group in seats.chunks_mut(TOGETHER) {
+            let others = decoding - group.len();
+            widths.extend(match forced {
+                Some(drafts) => vec![if drafts { own_width } else { 1 }; group.len()],
+                None => plan(group, &self.costs, &self.acceptance, Others { rows: others, sequences: others }),
+            });
+        }
+        let mut chosen = Vec::new();
+        for (i, k) in who.into_iter().zip(widths) {
+            let k = k.min(most[i]).min(1 + spare).max(1);
+            spare -= k - 1;
+            if k > 1 {
+                chosen.push((i, k - 1));
+            }
+        }
+        chosen
     }
 
     fn candidates(&self, sequence: &Sequence) -> usize {
         if sequence.takes_the_largest() || self.options.coupling == super::Coupling::Greedy { 1 } else { CANDIDATES }
     }
 
-    /// Notes what became of a round's drafts.
-    pub fn record(&mut self, sequence: &mut Sequence, proposed: usize, accepted: usize, emitted: usize) {
+    /// Notes what became of a round's drafts; those after the end of an answer were not judged.
+    pub fn record(&mut self, sequence: &mut Sequence, proposed: usize, judged: usize, accepted: usize, emitted: usize) {
         let Some(width) = &mut sequence.width else { return };
-        width.round(1 + proposed, proposed, accepted);
-        if proposed > 0 {
-            self.acceptance.record(proposed, accepted);
+        width.round(1 + proposed, judged, accepted);
+        if judged > 0 {
+            self.acceptance.record(judged, accepted);
         }
         self.totals.add(proposed, accepted, emitted);
         sequence.rounds.add(proposed, accepted, emitted);
@@ -174,6 +223,12 @@ impl Speculator {
     /// Notes how long a step took that only decoded.
     pub fn measured(&mut self, rows: usize, seconds: f64) {
         self.costs.step(rows, seconds);
+        if rows == 1 {
+            if self.plain.len() == PLAIN_STEPS {
+                self.plain.pop_front();
+            }
+            self.plain.push_back(seconds);
+        }
     }
 
     /// Lets the drafter see rows that were kept.
@@ -182,11 +237,11 @@ impl Speculator {
             return;
         }
         if let Err(error) = self.drafter.observe(kept) {
-            self.fail(error.to_string());
+            self.fail(&error.to_string());
         }
     }
 
-    /// Forgets what a sequence that stopped drafting would have to be caught up on.
+    /// Forgets what a sequence that has not drafted for long would have to be caught up on.
     pub fn idle(&mut self, slot: usize) {
         if self.hidden_rows() == HiddenRows::All {
             self.drafter.take_back(slot, 0);
@@ -204,8 +259,12 @@ impl Speculator {
         (!std::mem::replace(said, true)).then(|| why.clone())
     }
 
-    fn fail(&mut self, why: String) {
-        self.failure.get_or_insert((why, false));
+    /// One error may be a single sequence's; a drafter that goes on failing is given up.
+    fn fail(&mut self, why: &str) {
+        self.errors += 1;
+        if self.errors >= ERRORS {
+            self.failure.get_or_insert((why.into(), false));
+        }
     }
 }
 

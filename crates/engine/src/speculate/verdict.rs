@@ -11,12 +11,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::probe::{Probe, Verdict};
+use super::MAX_BLOCK;
+use super::probe::{Cover, Probe, Report, Verdict};
 
 /// Verdicts that are kept; beyond, the oldest go.
 const MOST: usize = 256;
 /// No verdict is larger, in bytes.
 const LARGEST: u64 = 1 << 16;
+/// Exact probes that are kept of one model; beyond, the oldest go.
+const MOST_COVERS: usize = 8;
 
 /// The verdicts on this machine.
 #[derive(Clone, Debug)]
@@ -24,30 +27,54 @@ pub struct Verdicts {
     dir: Option<PathBuf>,
 }
 
-/// Everything that a verdict depends on, as one hash.
+/// Everything that bits depend on, as one hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key(String);
 
+/// What is kept under a key.
+#[derive(Default)]
+struct Kept {
+    exact: Vec<Cover>,
+    inexact: Option<Inexact>,
+}
+
+/// The least block that was seen to differ.
+struct Inexact {
+    width: usize,
+    batch: usize,
+    draws: usize,
+    line: String,
+}
+
 impl Key {
-    /// Of probing the checkpoint in a directory: its files (names, sizes, times), the backend as it describes itself
-    /// ([`Model::backend`](mlxcel_model::Model::backend)), this build (version, size and time of the executable), and the probe's widths
-    /// and batches. `None` when some of that cannot be found out.
-    pub fn new(checkpoint: &Path, backend: &str, probe: &Probe) -> Option<Key> {
-        Self::of_build(checkpoint, backend, probe, &std::env::current_exe().ok()?)
+    /// Of a checkpoint in a directory: the files in it and the `shards` that were opened, wherever they lie (paths, sizes, times),
+    /// the backend as it describes itself ([`Model::backend`](mlxcel_model::Model::backend)), and this build (version; path, size, time
+    /// and number of the executable). `None` when some of that cannot be found out.
+    pub fn new<'a>(checkpoint: &Path, shards: impl IntoIterator<Item = &'a Path>, backend: &str) -> Option<Key> {
+        Self::of_build(checkpoint, shards, backend, &std::env::current_exe().ok()?)
     }
 
-    fn of_build(checkpoint: &Path, backend: &str, probe: &Probe, executable: &Path) -> Option<Key> {
+    fn of_build<'a>(
+        checkpoint: &Path,
+        shards: impl IntoIterator<Item = &'a Path>,
+        backend: &str,
+        executable: &Path,
+    ) -> Option<Key> {
         let dir = checkpoint.canonicalize().ok()?;
+        let mut paths: Vec<PathBuf> = shards.into_iter().map(|path| path.canonicalize().ok()).collect::<Option<_>>()?;
         let mut files = Vec::new();
         for entry in fs::read_dir(&dir).ok()? {
-            let entry = entry.ok()?;
+            paths.push(entry.ok()?.path());
+        }
+        for path in paths {
             // Through links, as the files of the Hugging Face cache are.
-            let data = fs::metadata(entry.path()).ok()?;
+            let data = fs::metadata(&path).ok()?;
             if data.is_file() {
-                files.push((entry.file_name().into_encoded_bytes(), stamp(&data)?));
+                files.push((path.into_os_string().into_encoded_bytes(), stamp(&data)?));
             }
         }
         files.sort();
+        files.dedup();
         let mut hash = Sha256::new();
         let mut part = |bytes: &[u8]| {
             // With its length, so that parts cannot run into each other.
@@ -61,10 +88,11 @@ impl Key {
         }
         part(backend.as_bytes());
         part(env!("CARGO_PKG_VERSION").as_bytes());
-        part(stamp(&fs::metadata(executable).ok()?)?.as_bytes());
-        for list in [&probe.widths, &probe.batches] {
-            part(format!("{list:?}").as_bytes());
-        }
+        let executable = executable.canonicalize().ok()?;
+        let data = fs::metadata(&executable).ok()?;
+        part(executable.as_os_str().as_encoded_bytes());
+        part(stamp(&data)?.as_bytes());
+        part(number(&data).to_string().as_bytes());
         let hex = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Key(hex))
     }
@@ -81,38 +109,86 @@ fn stamp(data: &fs::Metadata) -> Option<String> {
     Some(format!("{} {nanos}", data.len()))
 }
 
+/// A file's number on its disk, which a build put in another's place does not share.
+#[cfg(unix)]
+fn number(data: &fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(data)
+}
+
+/// A file's number on its disk, where there is none.
+#[cfg(not(unix))]
+fn number(_: &fs::Metadata) -> u64 {
+    0
+}
+
 impl Verdicts {
     /// Those kept in `probe/` below a cache directory; none without a directory.
     pub fn at(dir: Option<PathBuf>) -> Self {
         Verdicts { dir: dir.map(|dir| dir.join("probe")) }
     }
 
-    /// The verdict kept under a key.
-    pub fn get(&self, key: &Key) -> Option<Verdict> {
+    /// The verdict that a probe would come to: inexact where a block was seen to differ that is no wider, in no larger a batch, than
+    /// what it looks at; exact where all it looks at was seen to be.
+    pub fn get(&self, key: &Key, probe: &Probe) -> Option<Verdict> {
+        let kept = self.read(key)?;
+        let most = |list: &[usize]| list.iter().max().copied().unwrap_or(0);
+        let within = |seen: &Inexact| seen.width <= most(&probe.widths) && seen.batch <= most(&probe.batches);
+        match kept.inexact.filter(within) {
+            Some(seen) => Some(Verdict::Inexact { line: seen.line }),
+            None => kept.exact.iter().any(|cover| cover.covers(probe)).then_some(Verdict::Exact),
+        }
+    }
+
+    /// Keeps what a probe found, if it can be written. A difference that was seen once is forgotten only for an exact probe of
+    /// that block, as many draws, and every width.
+    pub fn put(&self, key: &Key, report: &Report) {
+        let mut kept = self.read(key).unwrap_or_default();
+        match report.outcomes.iter().find(|outcome| !outcome.is_exact()) {
+            Some(outcome) => {
+                let (width, batch, draws) = (outcome.width, outcome.batch, report.draws);
+                kept.exact.retain(|cover| !cover.holds(width, batch, 0));
+                kept.inexact = Some(Inexact { width, batch, draws, line: outcome.to_string() });
+            }
+            None => {
+                let cover = report.cover();
+                let all = Probe { hidden: report.hidden, ..Probe::startup(MAX_BLOCK, 1) };
+                let mended = |seen: &Inexact| cover.covers(&all) && cover.holds(seen.width, seen.batch, seen.draws);
+                kept.inexact = kept.inexact.filter(|seen| !mended(seen));
+                kept.exact.retain(|known| *known != cover);
+                kept.exact.push(cover);
+                kept.exact.drain(..kept.exact.len().saturating_sub(MOST_COVERS));
+            }
+        }
+        let inexact = kept
+            .inexact
+            .map(|seen| json!({ "width": seen.width, "batch": seen.batch, "draws": seen.draws, "line": seen.line }));
+        let exact: Vec<Value> = kept.exact.iter().map(Cover::to_json).collect();
+        let value = json!({ "key": key.0, "exact": exact, "inexact": inexact });
+        if let Some(path) = self.path(key) {
+            // Not being able to is no error: the next start probes again.
+            let _ = replace(&path, format!("{value:#}\n").as_bytes());
+            self.forget_oldest();
+        }
+    }
+
+    /// What is kept under a key; `None` when any of it is not what [`Verdicts::put`] writes.
+    fn read(&self, key: &Key) -> Option<Kept> {
         let mut text = Vec::new();
         File::open(self.path(key)?).ok()?.take(LARGEST).read_to_end(&mut text).ok()?;
         let value: Value = serde_json::from_slice(&text).ok()?;
         if value["key"].as_str() != Some(&key.0) {
             return None;
         }
-        match value["verdict"].as_str()? {
-            "exact" => Some(Verdict::Exact),
-            "inexact" => Some(Verdict::Inexact { line: value["line"].as_str()?.into() }),
-            _ => None,
-        }
-    }
-
-    /// Keeps a verdict, if it can be written.
-    pub fn put(&self, key: &Key, verdict: &Verdict) {
-        let value = match verdict {
-            Verdict::Exact => json!({ "key": key.0, "verdict": "exact" }),
-            Verdict::Inexact { line } => json!({ "key": key.0, "verdict": "inexact", "line": line }),
+        let exact = value["exact"].as_array()?.iter().map(Cover::from_json).collect::<Option<_>>()?;
+        let inexact = match value.get("inexact")? {
+            Value::Null => None,
+            seen => {
+                let number = |field: &str| usize::try_from(seen[field].as_u64()?).ok();
+                let line = seen["line"].as_str()?.into();
+                Some(Inexact { width: number("width")?, batch: number("batch")?, draws: number("draws")?, line })
+            }
         };
-        if let Some(path) = self.path(key) {
-            // Not being able to is no error: the next start probes again.
-            let _ = replace(&path, format!("{value:#}\n").as_bytes());
-            self.forget_oldest();
-        }
+        Some(Kept { exact, inexact })
     }
 
     fn path(&self, key: &Key) -> Option<PathBuf> {
@@ -152,170 +228,4 @@ fn replace(path: &Path, contents: &[u8]) -> std::io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    /// A checkpoint, an executable and a cache in a directory.
-    struct Place {
-        root: tempfile::TempDir,
-        probe: Probe,
-    }
-
-    impl Place {
-        fn new() -> Self {
-            let root = tempfile::tempdir().expect("a directory");
-            for dir in ["model", "cache"] {
-                fs::create_dir(root.path().join(dir)).expect("a directory");
-            }
-            let place = Place { root, probe: Probe::startup(4, 2) };
-            place.write("model/config.json", "{}");
-            place.write("model/model.safetensors", "weights");
-            place.write("mlxcel", "program");
-            place
-        }
-
-        fn path(&self, name: &str) -> PathBuf {
-            self.root.path().join(name)
-        }
-
-        fn write(&self, name: &str, text: &str) {
-            fs::write(self.path(name), text).expect("written");
-        }
-
-        fn touch(&self, name: &str, seconds: u64) {
-            let file = File::options().append(true).open(self.path(name)).expect("open");
-            file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds)).expect("time");
-        }
-
-        fn key_of(&self, backend: &str, probe: &Probe) -> Key {
-            Key::of_build(&self.path("model"), backend, probe, &self.path("mlxcel")).expect("a key")
-        }
-
-        fn key(&self) -> Key {
-            self.key_of("cpu", &self.probe)
-        }
-
-        fn verdicts(&self) -> Verdicts {
-            Verdicts::at(Some(self.path("cache")))
-        }
-    }
-
-    fn inexact() -> Verdict {
-        Verdict::Inexact { line: "K=4 B=1  INEXACT  \"quoted\"\nand more".into() }
-    }
-
-    #[test]
-    fn verdicts_are_found_again() {
-        let place = Place::new();
-        let (verdicts, key) = (place.verdicts(), place.key());
-        assert_eq!(verdicts.get(&key), None);
-        for verdict in [Verdict::Exact, inexact(), Verdict::Exact] {
-            verdicts.put(&key, &verdict);
-            assert_eq!(place.verdicts().get(&place.key()), Some(verdict));
-        }
-        let names: Vec<_> = fs::read_dir(place.path("cache/probe")).expect("made").flatten().collect();
-        assert_eq!(names.len(), 1, "{names:?}");
-        let shorter = Probe { draws: 1, seed: 9, budget: None, ..place.probe.clone() };
-        assert_eq!(place.key_of("cpu", &shorter), key, "what was probed is the same");
-    }
-
-    #[test]
-    fn whatever_decides_about_bits_changes_the_key() {
-        let place = Place::new();
-        let (wider, batched) = (Probe::startup(5, 2), Probe::startup(4, 3));
-        let mut keys = vec![
-            place.key(),
-            place.key_of("cuda", &place.probe),
-            place.key_of("cpu", &wider),
-            place.key_of("cpu", &batched),
-        ];
-        place.write("model/model.safetensors", "longer weights");
-        keys.push(place.key());
-        place.touch("model/model.safetensors", 1_000_000);
-        keys.push(place.key());
-        fs::rename(place.path("model/config.json"), place.path("model/renamed.json")).expect("renamed");
-        keys.push(place.key());
-        place.write("mlxcel", "another program");
-        keys.push(place.key());
-        place.touch("mlxcel", 1_000_000);
-        keys.push(place.key());
-        fs::rename(place.path("model"), place.path("moved")).expect("moved");
-        assert_eq!(Key::of_build(&place.path("model"), "cpu", &place.probe, &place.path("mlxcel")), None);
-        keys.extend(Key::of_build(&place.path("moved"), "cpu", &place.probe, &place.path("mlxcel")));
-        assert_eq!(keys.len(), 10);
-        for (i, key) in keys.iter().enumerate() {
-            assert!(!keys[..i].contains(key), "key {i} is an earlier one");
-        }
-    }
-
-    #[test]
-    fn damaged_and_foreign_files_are_not_verdicts() {
-        let place = Place::new();
-        let (verdicts, key) = (place.verdicts(), place.key());
-        verdicts.put(&key, &Verdict::Exact);
-        let file = verdicts.path(&key).expect("a path");
-        let whole = fs::read_to_string(&file).expect("written");
-        let other = place.key_of("another", &place.probe);
-        let damaged = [
-            String::new(),
-            whole[..whole.len() / 2].into(),
-            "[]".into(),
-            "null".into(),
-            format!("{{\"key\": {:?}}}", key.0),
-            format!("{{\"key\": {:?}, \"verdict\": 1}}", key.0),
-            format!("{{\"key\": {:?}, \"verdict\": \"inexact\"}}", key.0),
-            format!("{{\"key\": {:?}, \"verdict\": \"probably\"}}", key.0),
-            whole.replace(&key.0, &other.0),
-            format!("{}{whole}", " ".repeat(LARGEST as usize)),
-        ];
-        for text in &damaged {
-            fs::write(&file, text).expect("written");
-            assert_eq!(verdicts.get(&key), None, "{text:.80?}");
-        }
-        fs::write(&file, [0xff, 0xfe, 0]).expect("written");
-        assert_eq!(verdicts.get(&key), None, "bytes");
-        // The twin: the file as it was is one.
-        fs::write(&file, &whole).expect("written");
-        assert_eq!(verdicts.get(&key), Some(Verdict::Exact));
-        fs::remove_file(&file).expect("removed");
-        fs::create_dir(&file).expect("a directory in its place");
-        assert_eq!(verdicts.get(&key), None);
-        verdicts.put(&key, &Verdict::Exact);
-        assert_eq!(verdicts.get(&key), None);
-        let left = fs::read_dir(place.path("cache/probe")).expect("there").count();
-        assert_eq!(left, 1, "nothing half-written stays");
-    }
-
-    #[test]
-    fn no_place_to_write_is_no_cache() {
-        let place = Place::new();
-        let key = place.key();
-        // No directory at all, and a file where the directory should be.
-        for verdicts in [Verdicts::at(None), Verdicts::at(Some(place.path("mlxcel")))] {
-            verdicts.put(&key, &Verdict::Exact);
-            assert_eq!(verdicts.get(&key), None);
-        }
-    }
-
-    #[test]
-    fn the_oldest_are_forgotten() {
-        let place = Place::new();
-        let verdicts = place.verdicts();
-        let dir = place.path("cache/probe");
-        fs::create_dir_all(&dir).expect("made");
-        for i in 0..MOST + 10 {
-            let name = format!("cache/probe/{i:064x}.{}", if i == 3 { "77.tmp" } else { "json" });
-            place.write(&name, "{}");
-            place.touch(&name, 1_000 + i as u64);
-        }
-        place.write("cache/probe/notes.json", "the user's own");
-        place.touch("cache/probe/notes.json", 1);
-        verdicts.put(&place.key(), &Verdict::Exact);
-        assert_eq!(verdicts.get(&place.key()), Some(Verdict::Exact));
-        let exists = |i: usize, end: &str| dir.join(format!("{i:064x}.{end}")).exists();
-        assert!(!exists(0, "json") && !exists(3, "77.tmp") && !exists(10, "json") && exists(11, "json"));
-        assert!(dir.join("notes.json").exists());
-        assert_eq!(fs::read_dir(&dir).expect("there").count(), MOST + 1);
-    }
-}
+mod tests;

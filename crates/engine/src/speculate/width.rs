@@ -119,7 +119,7 @@ enum Trial {
     /// One step, for its cost.
     Neighbour(usize),
     /// Rounds at a width, for their acceptance.
-    Retry { k: usize, steps: u64, rounds: u64, seen: Acceptance },
+    Retry { k: usize, steps: u64, rounds: u64, seen: Box<Acceptance> },
 }
 
 /// What a planned step should take.
@@ -209,6 +209,19 @@ impl Width {
         }
     }
 
+    /// True when its width is always the same.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.policy, Policy::Pinned(_))
+    }
+
+    /// Notes seconds that a proposal took beyond what proposals take: a drafter caught up on what it had missed. It counts among what
+    /// trials cost.
+    pub fn charge(&mut self, seconds: f64) {
+        if self.settled == Some(1) {
+            self.spent += seconds;
+        }
+    }
+
     /// How often this sequence's drafts were right.
     pub fn acceptance(&self) -> &Acceptance {
         &self.own
@@ -255,7 +268,7 @@ impl Width {
     }
 
     fn retry(&mut self, k: usize) {
-        self.trial = Some(Trial::Retry { k, steps: 0, rounds: 0, seen: Acceptance::new() });
+        self.trial = Some(Trial::Retry { k, steps: 0, rounds: 0, seen: Box::default() });
     }
 
     /// Whether trials may cost `loss` seconds more, where a plain step takes `plain` for each sequence.
@@ -285,7 +298,7 @@ impl Width {
                 if fails {
                     self.own.record(proposed, accepted);
                 } else {
-                    self.own = seen; // of the text as it is now
+                    self.own = *seen; // of the text as it is now
                 }
                 self.idle = 0;
                 self.retries += 1;

@@ -1,11 +1,9 @@
 //! Drafters that propose what a test wants, from answers that are known beforehand.
 
-use std::sync::{Arc, Mutex};
-
 use mlxcel_compute::{Batch, KvGroup};
+use mlxcel_model::drafters::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
 use mlxcel_model::tap::Tap;
 use mlxcel_model::{Model, ModelError, ModelInfo, Snapshot};
-use mlxcel_model::drafters::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
 
 use super::scripted::mix;
 
@@ -33,12 +31,12 @@ pub struct Known {
     plan: Plan,
     vocab: u32,
     calls: usize,
-    /// Slots that hold something: taken back to 0 where a sequence begins.
-    seen: Arc<Mutex<Vec<usize>>>,
+    /// What each slot was last asked about: a new owner must have been announced.
+    seen: Vec<Vec<u32>>,
 }
 
 impl Known {
-    pub fn new(truths: Vec<Vec<u32>>, plan: Plan, vocab: usize) -> Box<dyn Drafter> {
+    pub fn boxed(truths: Vec<Vec<u32>>, plan: Plan, vocab: usize) -> Box<dyn Drafter> {
         let info = DrafterInfo {
             kind: DraftKind::Classic,
             name: format!("{plan:?}"),
@@ -46,7 +44,7 @@ impl Known {
             block_size: 4,
             weight_bytes: 0,
         };
-        Box::new(Known { info, truths, plan, vocab: vocab as u32, calls: 0, seen: Arc::default() })
+        Box::new(Known { info, truths, plan, vocab: vocab as u32, calls: 0, seen: Vec::new() })
     }
 
     fn truth(&self, tokens: &[u32], depth: usize) -> Option<u32> {
@@ -60,8 +58,20 @@ impl Known {
         match self.plan {
             Plan::Oracle | Plan::FailAfter(_) => truth,
             Plan::Wrong => other,
-            Plan::RightThenWrong(at) => if depth < at { truth } else { other },
-            Plan::Inject(at, token) => if depth == at { token } else { truth },
+            Plan::RightThenWrong(at) => {
+                if depth < at {
+                    truth
+                } else {
+                    other
+                }
+            }
+            Plan::Inject(at, token) => {
+                if depth == at {
+                    token
+                } else {
+                    truth
+                }
+            }
             Plan::Wild(seed) => match mix(seed ^ ((tokens.len() * 31 + depth) as u64)) % 8 {
                 0 => other,
                 1 => (mix(depth as u64 + seed) % u64::from(self.vocab)) as u32,
@@ -82,7 +92,7 @@ impl Drafter for Known {
     }
 
     fn reserve(&mut self, slots: usize, _: usize) -> Result<(), ModelError> {
-        *self.seen.lock().expect("lock") = vec![0; slots];
+        self.seen = vec![Vec::new(); slots];
         Ok(())
     }
 
@@ -91,8 +101,7 @@ impl Drafter for Known {
     }
 
     fn take_back(&mut self, slot: usize, len: usize) {
-        let mut seen = self.seen.lock().expect("lock");
-        seen[slot] = seen[slot].min(len);
+        self.seen[slot].truncate(len);
     }
 
     fn propose(&mut self, asks: &[Ask<'_>], choose: &mut dyn Choose) -> Result<Vec<Vec<u32>>, ModelError> {
@@ -105,7 +114,10 @@ impl Drafter for Known {
         let mut out = Vec::new();
         for (i, ask) in asks.iter().enumerate() {
             assert!(ask.count > 0 && ask.candidates > 0 && !ask.tokens.is_empty());
-            self.seen.lock().expect("lock")[ask.slot] = ask.tokens.len();
+            let seen = &mut self.seen[ask.slot];
+            assert!(ask.tokens.starts_with(seen), "slot {} has a new owner that nobody announced", ask.slot);
+            seen.clear();
+            seen.extend_from_slice(ask.tokens);
             let extra = match self.plan {
                 Plan::Wild(seed) => (mix(seed ^ ask.tokens.len() as u64) % 5) as usize,
                 _ => 0,
@@ -114,9 +126,10 @@ impl Drafter for Known {
             let mut tokens: Vec<u32> = (0..count).map(|depth| self.token(ask.tokens, depth)).collect();
             if !matches!(self.plan, Plan::Wild(_)) {
                 // As a drafter does that lets the request choose.
-                let chosen = tokens.iter().enumerate().map_while(|(depth, t)| {
-                    choose.choose(i, depth, &[Candidate { token: *t, logit: 0.0 }])
-                });
+                let chosen = tokens
+                    .iter()
+                    .enumerate()
+                    .map_while(|(depth, t)| choose.choose(i, depth, &[Candidate { token: *t, logit: 0.0 }]));
                 tokens = chosen.collect();
             }
             out.push(tokens);
@@ -129,7 +142,7 @@ impl Drafter for Known {
     }
 
     fn cached(&self, slot: usize) -> usize {
-        self.seen.lock().expect("lock")[slot]
+        self.seen[slot].len()
     }
 }
 
@@ -181,7 +194,8 @@ impl Model for WideBlocks {
         let vocab = self.info().vocab_size;
         for (row, values) in batch.wanted().iter().zip(logits.chunks_exact_mut(vocab)) {
             let span = batch.spans()[batch.span_of(*row as usize)];
-            let several = batch.wanted().iter().filter(|r| batch.span_of(**r as usize) == batch.span_of(*row as usize)).count();
+            let several =
+                batch.wanted().iter().filter(|r| batch.span_of(**r as usize) == batch.span_of(*row as usize)).count();
             if several > 1 {
                 values[(430 + span.start) % vocab] += 2.0;
             }

@@ -43,7 +43,11 @@ impl Classic {
             let text = config.get("text_config").and_then(|t| t.get("vocab_size"));
             text.or_else(|| config.get("vocab_size")).and_then(serde_json::Value::as_u64)
         };
-        // A field that is missing has a default of its family's own; then the tokenizers decide.
+        // Where both bring a tokenizer, tokens are compared one by one elsewhere; sizes of one vocabulary differ by padding.
+        let named = |checkpoint: &Checkpoint| checkpoint.dir().join("tokenizer.json").is_file();
+        if named(target) && named(draft) {
+            return Ok(());
+        }
         match (size(target), size(draft)) {
             (Some(expected), Some(found)) if expected != found => Err(ModelError::Mismatch {
                 target: target.dir().display().to_string(),
@@ -71,10 +75,14 @@ impl Classic {
 
     /// Brings a slot to a common beginning with `tokens`, and returns its length.
     fn rewind(&mut self, slot: usize, tokens: &[u32]) -> usize {
-        let own = &mut self.slots[slot];
-        let same = own.fed.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let same = self.slots[slot].fed.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         // The last token's row is always computed: its logits choose the first draft.
-        let mut len = same.min(tokens.len() - 1);
+        self.back_to(slot, same.min(tokens.len() - 1))
+    }
+
+    /// Brings a slot back to `len` tokens, or to fewer where its state cannot be taken back that little; returns how many.
+    fn back_to(&mut self, slot: usize, mut len: usize) -> usize {
+        let own = &mut self.slots[slot];
         if len < own.fed.len() && !self.model.take_back(slot, len) {
             len = match &own.before {
                 Some(before) if before.position() <= len => {
@@ -166,16 +174,20 @@ impl Drafter for Classic {
     }
 
     fn take_back(&mut self, slot: usize, len: usize) {
-        // What it was fed beyond that may still agree with what comes; only a new sequence must not be taken for the old one's.
-        if len == 0 {
-            self.slots[slot] = Slot::default();
+        if len < self.slots[slot].fed.len() {
+            self.back_to(slot, len);
         }
     }
 
     fn propose(&mut self, asks: &[Ask<'_>], choose: &mut dyn Choose) -> Result<Vec<Vec<u32>>, ModelError> {
         let mut out: Vec<Vec<u32>> = vec![Vec::new(); asks.len()];
-        // Its own context may be shorter than the target's.
-        let room = |ask: &Ask<'_>| self.context.saturating_sub(ask.tokens.len() - 1).min(ask.count);
+        let vocab = self.model.info().vocab_size;
+        // Its own context may be shorter than the target's, and its vocabulary less padded.
+        let knows = |ask: &Ask<'_>| ask.tokens.iter().all(|t| (*t as usize) < vocab);
+        let room = |ask: &Ask<'_>| match knows(ask) {
+            true => self.context.saturating_sub(ask.tokens.len() - 1).min(ask.count),
+            false => 0,
+        };
         let room: Vec<usize> = asks.iter().map(room).collect();
         let mut active: Vec<usize> = (0..asks.len()).filter(|i| room[*i] > 0).collect();
         let fitting: Vec<Ask<'_>> = active.iter().map(|i| asks[*i].clone()).collect();
@@ -185,14 +197,13 @@ impl Drafter for Classic {
                 self.slots[ask.slot].before = self.model.save_state(ask.slot);
             }
         }
-        let vocab = self.model.info().vocab_size;
         for depth in 0.. {
             let mut going = Vec::new();
             for (i, row) in active.iter().zip(&rows) {
                 let candidates = self.candidates(row, &asks[*i])?;
                 let Some(token) = choose.choose(*i, depth, &candidates) else { continue };
                 out[*i].push(token);
-                if out[*i].len() < room[*i] {
+                if out[*i].len() < room[*i] && (token as usize) < vocab {
                     going.push(*i);
                 }
             }

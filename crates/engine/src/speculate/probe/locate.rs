@@ -1,10 +1,11 @@
 //! Finding the operation at which a block parts from single steps: both run again, every intermediate looked at row by row.
 
 use mlxcel_model::ModelError;
+use mlxcel_model::drafters::HiddenRows;
 use mlxcel_model::tap::{Site, Tap};
 
 use super::report::What;
-use super::walk::{Block, Walk, digest};
+use super::walk::{Block, Walk, digest, sequences};
 
 /// Taking rows back from recurrent states.
 const TAKE_BACK: Site = Site { layer: None, op: "take_back" };
@@ -33,11 +34,10 @@ impl Tap for Rows {
 
 impl Walk<'_> {
     /// The first site, in the order of computation, at which a row of `sequence` up to `step` differs from single steps when
-    /// `blocks` are played in `order`.
+    /// a plan is followed, with every row's logits wanted so that none is left out on the way.
     pub(super) fn locate(
         &mut self,
-        order: &[usize],
-        blocks: &[Block],
+        plan: &[Vec<Block>],
         sequence: usize,
         step: usize,
         what: What,
@@ -45,19 +45,19 @@ impl Walk<'_> {
         if what == What::Refused {
             return Ok(Some(TAKE_BACK));
         }
-        let site = self.site(order, blocks, sequence, step, what)?;
+        self.model.keep_hidden(HiddenRows::None);
+        let site = self.site(plan, sequence, step, what)?;
         if site.is_some() {
             return Ok(site);
         }
         // A row may find what was in its place before: again, in memory as fresh as the reference had it.
-        self.fill()?;
-        self.site(order, blocks, sequence, step, what)
+        self.fill(&mut || ())?;
+        self.site(plan, sequence, step, what)
     }
 
     fn site(
         &mut self,
-        order: &[usize],
-        blocks: &[Block],
+        plan: &[Vec<Block>],
         sequence: usize,
         step: usize,
         what: What,
@@ -66,29 +66,33 @@ impl Walk<'_> {
         self.restart(&[sequence]);
         for at in 0..=step {
             let mut rows = Rows::new(1);
-            self.play(&[sequence], Block { at, len: 1, right: 1 }, Some(&mut rows))?;
+            self.play(&[Block::single(sequence, at)], Some(&mut rows))?;
             reference.push(rows);
         }
-        let place = order.iter().position(|s| *s == sequence).unwrap_or_default();
-        self.restart(order);
-        for block in blocks {
-            let mut rows = Rows::new(order.len() * block.len);
-            self.play(order, *block, Some(&mut rows))?;
+        let mut taken = false;
+        self.restart(&sequences(plan));
+        for blocks in plan {
+            let total = blocks.iter().map(|block| block.len).sum();
+            let mut rows = Rows::new(total);
+            self.play(blocks, Some(&mut rows))?;
+            let place = blocks.iter().position(|block| block.sequence == sequence).unwrap_or_default();
+            let before: usize = blocks[..place].iter().map(|block| block.len).sum();
+            let block = blocks[place];
             let compared = block.right.min(step + 1 - block.at);
             for (n, (site, digests)) in rows.seen.iter().enumerate() {
-                let own = &digests[place * block.len..][..compared];
+                let own = &digests[before..][..compared];
                 let single =
                     |row: usize| reference[block.at + row].seen.get(n).map(|(site, digests)| (*site, digests[0]));
                 if own.iter().enumerate().any(|(row, found)| single(row) != Some((*site, *found))) {
                     return Ok(Some(*site));
                 }
             }
-            for s in order {
-                self.take_back(*s, *block);
+            taken = block.right < block.len;
+            for block in blocks {
+                self.take_back(*block);
             }
         }
         // Every row agrees, and yet a state does not: it was moved wrongly after its last row was right.
-        let taken = blocks.last().is_some_and(|block| block.right < block.len);
         Ok((what == What::State).then_some(if taken { TAKE_BACK } else { STATE }))
     }
 }

@@ -4,7 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mlxcel_model::drafters::HiddenRows;
 use mlxcel_model::tap::Site;
+
+use super::cover::Cover;
 
 /// Everything a probe found.
 #[derive(Clone, Debug)]
@@ -17,19 +20,23 @@ pub struct Report {
     pub seed: u64,
     /// Draws that were made.
     pub draws: usize,
-    /// By batch, then by width.
+    /// Hidden rows that blocks left for a drafter.
+    pub hidden: HiddenRows,
+    /// By batch, then by width; the mixed batch last.
     pub outcomes: Vec<Outcome>,
     /// Time it took.
     pub elapsed: Duration,
 }
 
-/// What became of one block width in one batch size, over all draws.
+/// What became of one block width in one batch size, or of the mixed batch, over all draws.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Block width K; 1 for single steps together.
+    /// Block width K; 1 for single steps together. Of the mixed batch the widest.
     pub width: usize,
     /// Sequences in the batch.
     pub batch: usize,
+    /// Whether it is a batch of a prompt chunk, a single step and blocks of different widths.
+    pub mixed: bool,
     /// Logit rows compared.
     pub rows: usize,
     /// Bytes of these rows.
@@ -53,7 +60,7 @@ pub struct Difference {
     pub position: usize,
     /// What differed.
     pub what: What,
-    /// Layer and operation that first gave another result; `None` when a second run gave none.
+    /// Layer and operation that first gave another result; `None` when a second run, with every row's logits wanted, gave none.
     pub site: Option<Site>,
 }
 
@@ -95,11 +102,20 @@ impl Report {
             Some(outcome) => Verdict::Inexact { line: outcome.to_string() },
         }
     }
+
+    /// What was compared.
+    pub fn cover(&self) -> Cover {
+        let blocks = || self.outcomes.iter().filter(|outcome| !outcome.mixed && outcome.width > 1);
+        let batches: Vec<usize> = blocks().map(|outcome| outcome.batch).collect();
+        let smallest = batches.iter().min().copied();
+        let widths = blocks().filter(|outcome| Some(outcome.batch) == smallest).map(|outcome| outcome.width).collect();
+        Cover::new(widths, batches, self.draws, self.hidden)
+    }
 }
 
 impl Outcome {
     pub(super) fn new(width: usize, batch: usize) -> Self {
-        Outcome { width, batch, rows: 0, bytes: 0, differing: 0, states: 0, first: None }
+        Outcome { width, batch, mixed: false, rows: 0, bytes: 0, differing: 0, states: 0, first: None }
     }
 
     /// Whether nothing differed.
@@ -110,7 +126,10 @@ impl Outcome {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "K={} B={}  ", self.width, self.batch)?;
+        match self.mixed {
+            false => write!(f, "K={} B={}  ", self.width, self.batch)?,
+            true => write!(f, "K=1..{} mixed with a prompt, B={}  ", self.width, self.batch)?,
+        }
         let Some(first) = &self.first else {
             write!(f, "exact  {} rows, {:.1} MB compared", thousands(self.rows as u64), self.bytes as f64 / 1e6)?;
             return match self.states {
@@ -127,7 +146,7 @@ impl fmt::Display for Outcome {
         }
         match first.site {
             Some(site) => write!(f, "; first op: {site}"),
-            None => write!(f, "; first op: none when run again, so that results also differ from run to run"),
+            None => write!(f, "; first op: none when run again with every row wanted"),
         }
     }
 }
@@ -145,7 +164,7 @@ mod tests {
 
     fn outcome(what: What, site: Option<Site>) -> Outcome {
         let first = Some(Difference { draw: 0, sequence: 0, position: 37, what, site });
-        Outcome { width: 4, batch: 1, rows: 8, bytes: 2_097_152, differing: 5123, states: 0, first }
+        Outcome { width: 4, batch: 1, mixed: false, rows: 8, bytes: 2_097_152, differing: 5123, states: 0, first }
     }
 
     #[test]
@@ -167,7 +186,9 @@ mod tests {
             "{line}"
         );
         let line = outcome(what, None).to_string();
-        assert!(line.ends_with("differ from run to run"), "{line}");
+        assert!(line.ends_with("every row wanted"), "{line}");
+        let mixed = Outcome { mixed: true, width: 16, batch: 4, ..outcome(what, None) };
+        assert!(mixed.to_string().starts_with("K=1..16 mixed with a prompt, B=4  INEXACT"), "{mixed}");
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! Walking a model from one prefilled state: by single steps for reference, in blocks to compare.
 
+use std::time::Instant;
+
 use mlxcel_compute::{Batch, Wanted};
+use mlxcel_model::drafters::HiddenRows;
 use mlxcel_model::tap::Tap;
 use mlxcel_model::{Model, ModelError, Snapshot};
 
-use super::draw::{Draw, Sequence};
+use super::draw::{Draw, KINDS, Sequence};
+use super::is_key;
 use super::report::{Difference, Outcome, What};
 
 /// Rows of each sequence in a step of the prefill.
@@ -15,6 +19,17 @@ pub(super) struct Walk<'a> {
     pub(super) model: &'a mut dyn Model,
     pub(super) lines: Vec<Line<'a>>,
     vocab: usize,
+    hidden: HiddenRows, // what blocks leave for a drafter
+    pace: Pace,
+}
+
+/// What forward passes took so far, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    prefill: f64,
+    prefilled: usize, // rows
+    steps: f64,
+    stepped: usize,
 }
 
 /// One sequence.
@@ -26,20 +41,46 @@ pub(super) struct Line<'a> {
     states: Vec<u64>, // [steps], digests of the state after each step; empty without recurrent layers
 }
 
-/// Rows of a forward pass, of each sequence in the batch.
+/// Rows of one sequence in a forward pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
+    /// Whose.
+    pub sequence: usize,
     /// Index of the first row's step.
     pub at: usize,
     /// Rows.
     pub len: usize,
     /// How many of them are right; the others are wrong drafts, to be taken back.
     pub right: usize,
+    /// Whether only the last row's logits are wanted, as of a prompt.
+    pub last: bool,
+}
+
+impl Block {
+    /// A step of plain decoding.
+    pub(super) const fn single(sequence: usize, at: usize) -> Self {
+        Block { sequence, at, len: 1, right: 1, last: false }
+    }
+
+    /// The step of the first row whose logits are compared.
+    fn seen(&self) -> usize {
+        if self.last { self.at + self.len - 1 } else { self.at }
+    }
+
+    /// Rows whose logits are returned.
+    fn wanted(&self) -> usize {
+        if self.last { 1 } else { self.len }
+    }
+}
+
+/// The sequences of a plan.
+pub(super) fn sequences(plan: &[Vec<Block>]) -> Vec<usize> {
+    plan.first().into_iter().flatten().map(|block| block.sequence).collect()
 }
 
 impl<'a> Walk<'a> {
-    /// Gives the model memory and fills it with the sequences' prefixes.
-    pub(super) fn prefill(model: &'a mut dyn Model, draw: &'a Draw) -> Result<Self, ModelError> {
+    /// Plans where the sequences of a draw lie.
+    pub(super) fn new(model: &'a mut dyn Model, draw: &'a Draw, hidden: HiddenRows) -> Self {
         let page_len = model.page_len();
         let pages = |s: &Sequence| (s.prefix.len() + s.right.len()).div_ceil(page_len);
         let counts: Vec<usize> = draw.sequences.iter().map(pages).collect();
@@ -56,13 +97,11 @@ impl<'a> Walk<'a> {
             |(sequence, pages)| Line { sequence, pages, prefilled: None, logits: Vec::new(), states: Vec::new() };
         let lines: Vec<Line<'a>> = draw.sequences.iter().zip(tables).map(line).collect();
         let vocab = model.info().vocab_size;
-        let mut walk = Walk { model, lines, vocab };
-        walk.fill()?;
-        Ok(walk)
+        Walk { model, lines, vocab, hidden, pace: Pace::default() }
     }
 
-    /// Replaces the model's memory by one that holds the prefixes and nothing else.
-    pub(super) fn fill(&mut self) -> Result<(), ModelError> {
+    /// Replaces the model's memory by one that holds the prefixes and nothing else. `tick` is called now and then.
+    pub(super) fn fill(&mut self, tick: &mut dyn FnMut()) -> Result<(), ModelError> {
         let pages = self.lines.iter().map(|line| line.pages.len()).sum();
         self.model.reserve(&vec![pages; self.model.kv_layout().len()], self.lines.len())?;
         let longest = self.lines.iter().map(|line| line.sequence.prefix.len()).max().unwrap_or(0);
@@ -74,7 +113,11 @@ impl<'a> Walk<'a> {
                     self.push(&mut batch, s, start, rows, Wanted::None);
                 }
             }
+            let started = Instant::now();
             self.model.forward(&batch)?;
+            self.pace.prefill += started.elapsed().as_secs_f64();
+            self.pace.prefilled += batch.rows();
+            tick();
         }
         for s in 0..self.lines.len() {
             self.lines[s].prefilled = self.model.save_state(s);
@@ -87,59 +130,135 @@ impl<'a> Walk<'a> {
         batch.push(sequence, start, tokens, &tables, wanted);
     }
 
-    /// The reference: single steps, each sequence alone.
-    pub(super) fn record(&mut self) -> Result<(), ModelError> {
+    /// The reference: single steps, each sequence alone, as plain decoding has them.
+    pub(super) fn record(&mut self, tick: &mut dyn FnMut()) -> Result<(), ModelError> {
         for s in 0..self.lines.len() {
-            self.restart(&[s]);
-            for at in 0..self.lines[s].sequence.right.len() {
-                let logits = self.play(&[s], Block { at, len: 1, right: 1 }, None)?;
-                self.lines[s].logits.extend(logits);
-                let state = self.state(s);
-                self.lines[s].states.extend(state);
-            }
+            let steps = self.lines[s].sequence.right.len();
+            self.record_some(s, steps, tick)?;
         }
         Ok(())
+    }
+
+    /// The reference of one sequence up to a step, from where it was left.
+    pub(super) fn record_some(&mut self, s: usize, steps: usize, tick: &mut dyn FnMut()) -> Result<(), ModelError> {
+        self.model.keep_hidden(HiddenRows::None);
+        let from = self.lines[s].logits.len() / self.vocab;
+        if from == 0 {
+            self.restart(&[s]);
+        }
+        for at in from..steps {
+            let started = Instant::now();
+            let logits = self.play(&[Block::single(s, at)], None)?;
+            self.pace.steps += started.elapsed().as_secs_f64();
+            self.pace.stepped += 1;
+            self.lines[s].logits.extend(logits);
+            let state = self.state(s);
+            self.lines[s].states.extend(state);
+            tick();
+        }
+        Ok(())
+    }
+
+    /// Seconds that the rest of the reference and some outcomes will probably take: of each forward pass what a single step
+    /// takes, and for each row what a row of the prefill took.
+    pub(super) fn expected(&self, outcomes: &[Outcome], draw: usize, thorough: bool) -> f64 {
+        let step = self.pace.steps / self.pace.stepped.max(1) as f64;
+        let row = self.pace.prefill / self.pace.prefilled.max(1) as f64;
+        let singles: usize = self.lines.iter().map(|line| line.sequence.right.len()).sum();
+        let plans = outcomes.iter().flat_map(|outcome| self.plans(outcome, draw, thorough));
+        let pass = |blocks: Vec<Block>| step + row * blocks.iter().map(|block| block.len).sum::<usize>() as f64;
+        plans.flatten().map(pass).sum::<f64>() + step * singles as f64
     }
 
     /// Compares an outcome's blocks with the reference.
-    pub(super) fn compare(&mut self, outcome: &mut Outcome, draw: usize) -> Result<(), ModelError> {
-        // Another sequence comes first each time.
-        let order: Vec<usize> = (0..outcome.batch).map(|i| (i + outcome.width + draw) % outcome.batch).collect();
-        let blocks = self.blocks(outcome, draw);
-        let mut first = None;
-        self.restart(&order);
-        for (b, block) in blocks.iter().enumerate() {
-            let logits = self.play(&order, *block, None)?;
-            for (i, s) in order.iter().enumerate() {
-                let rows = &logits[i * block.len * self.vocab..][..block.right * self.vocab];
-                let found = self.compare_rows(outcome, *s, block.at, rows).or(self.settle(outcome, *s, *block));
-                first = first.or(found.map(|(step, what)| (b, *s, step, what)));
+    pub(super) fn compare(&mut self, outcome: &mut Outcome, draw: usize, thorough: bool) -> Result<(), ModelError> {
+        for plan in self.plans(outcome, draw, thorough) {
+            self.model.keep_hidden(self.hidden);
+            let mut first = None;
+            self.restart(&sequences(&plan));
+            for (b, blocks) in plan.iter().enumerate() {
+                let logits = self.play(blocks, None)?;
+                let mut rows = logits.as_slice();
+                for block in blocks {
+                    let (own, rest) = rows.split_at(block.wanted() * self.vocab);
+                    rows = rest;
+                    let right = &own[..block.wanted().min(block.right) * self.vocab];
+                    let found = self.compare_rows(outcome, *block, right).or(self.settle(outcome, *block));
+                    first = first.or(found.map(|(step, what)| (b, block.sequence, step, what)));
+                }
             }
+            let (Some((b, sequence, step, what)), None) = (first, &outcome.first) else { continue };
+            let site = self.locate(&plan[..=b], sequence, step, what)?;
+            let position = self.position(sequence, step);
+            outcome.first = Some(Difference { draw, sequence, position, what, site });
         }
-        let (Some((b, sequence, step, what)), None) = (first, &outcome.first) else { return Ok(()) };
-        let site = self.locate(&order, &blocks[..=b], sequence, step, what)?;
-        let position = self.position(sequence, step);
-        outcome.first = Some(Difference { draw, sequence, position, what, site });
         Ok(())
     }
 
-    /// A block whose last drafts are wrong, and the block that follows what of it was right; or, of width 1, all steps. In batches
-    /// the first block is short, for the sake of time: rows do not know how many others will be taken back.
-    fn blocks(&self, outcome: &Outcome, draw: usize) -> Vec<Block> {
-        let width = outcome.width;
-        let steps = self.lines[0].sequence.right.len();
-        if width == 1 {
-            return (0..steps).map(|at| Block { at, len: 1, right: 1 }).collect();
+    /// The walks that an outcome takes from the prefilled state, each by forward passes.
+    fn plans(&self, outcome: &Outcome, draw: usize, thorough: bool) -> Vec<Vec<Vec<Block>>> {
+        let (width, batch) = (outcome.width, outcome.batch);
+        if outcome.mixed {
+            return vec![vec![self.mixed(width, batch)]];
         }
-        let len = if outcome.batch == 1 { width } else { 2 };
-        // 1 to len - 1 right rows, as far as the reference reaches.
-        let right = 1 + (width / 2 + draw) % (len - 1).min(steps - width);
-        vec![Block { at: 0, len, right }, Block { at: right, len: width, right: width }]
+        if batch > 1 {
+            // Another sequence comes first each time.
+            let order: Vec<usize> = (0..batch).map(|i| (i + width + draw) % batch).collect();
+            return vec![self.plan(&order, width, draw, false)];
+        }
+        if thorough || is_key(width) {
+            // Alone, in the long context and in the short one.
+            return (0..KINDS).map(|kind| self.plan(&[kind], width, draw, true)).collect();
+        }
+        // One of the two in a draw, and nothing to take back: that is seen with the other widths.
+        let block = Block { len: width, right: width, ..Block::single(draw % KINDS, 0) };
+        vec![vec![vec![block]]]
     }
 
-    /// Rows `[rows, vocab]` from a step on against the reference; the first step that differs.
-    fn compare_rows(&self, outcome: &mut Outcome, s: usize, at: usize, found: &[f32]) -> Option<(usize, What)> {
-        let expected = &self.lines[s].logits[at * self.vocab..][..found.len()];
+    /// A block whose last drafts are wrong, and the block that follows what of it was right; or, of width 1, all steps. The first
+    /// block is short unless it is to be `whole`, for the sake of time: rows do not know how many others will be taken back.
+    fn plan(&self, order: &[usize], width: usize, draw: usize, whole: bool) -> Vec<Vec<Block>> {
+        let steps = self.steps();
+        let each = |block: Block| order.iter().map(|s| Block { sequence: *s, ..block }).collect();
+        if width == 1 {
+            return (0..steps).map(|at| each(Block::single(0, at))).collect();
+        }
+        let len = if whole { width } else { 2 };
+        // 1 to len - 1 right rows, as far as the reference reaches.
+        let right = 1 + (width / 2 + draw) % (len - 1).min(steps - width);
+        let first = Block { len, right, ..Block::single(0, 0) };
+        let second = Block { at: right, len: width, right: width, ..first };
+        vec![each(first), each(second)]
+    }
+
+    /// One batch of all that a server's step may hold: the widest block, the rest of a prompt, a block of three with a wrong draft, a
+    /// single step; as many of them as there are sequences.
+    fn mixed(&self, widest: usize, batch: usize) -> Vec<Block> {
+        let single = Block::single(0, 0);
+        let prompt = self.steps();
+        let three = widest.min(3);
+        let blocks = [
+            Block { len: widest, right: widest, ..single },
+            Block { len: prompt, right: prompt, last: true, ..single },
+            Block { len: three, right: three - 1, ..single },
+            single,
+        ];
+        let mut blocks: Vec<Block> =
+            (0..batch).zip(blocks).map(|(sequence, block)| Block { sequence, ..block }).collect();
+        // The last row of the batch is one that is compared.
+        blocks.reverse();
+        blocks
+    }
+
+    /// Steps of the reference.
+    fn steps(&self) -> usize {
+        self.lines[0].sequence.right.len()
+    }
+
+    /// Rows `[rows, vocab]` of a block against the reference; the first step that differs.
+    fn compare_rows(&self, outcome: &mut Outcome, block: Block, found: &[f32]) -> Option<(usize, What)> {
+        let at = block.seen();
+        let expected = &self.lines[block.sequence].logits[at * self.vocab..][..found.len()];
         outcome.rows += found.len() / self.vocab;
         outcome.bytes += 4 * found.len() as u64;
         let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
@@ -152,20 +271,20 @@ impl<'a> Walk<'a> {
     }
 
     /// Takes the wrong drafts of a block back and compares the recurrent state.
-    fn settle(&mut self, outcome: &mut Outcome, s: usize, block: Block) -> Option<(usize, What)> {
+    fn settle(&mut self, outcome: &mut Outcome, block: Block) -> Option<(usize, What)> {
         let last = block.at + block.right - 1;
-        if !self.take_back(s, block) {
+        if !self.take_back(block) {
             return Some((last, What::Refused));
         }
-        let state = self.state(s)?;
+        let state = self.state(block.sequence)?;
         outcome.states += 1;
-        (state != self.lines[s].states[last]).then_some((last, What::State))
+        (state != self.lines[block.sequence].states[last]).then_some((last, What::State))
     }
 
     /// Takes the wrong drafts of a block back.
-    pub(super) fn take_back(&mut self, s: usize, block: Block) -> bool {
-        let len = self.position(s, block.at + block.right);
-        self.model.take_back(s, len)
+    pub(super) fn take_back(&mut self, block: Block) -> bool {
+        let len = self.position(block.sequence, block.at + block.right);
+        self.model.take_back(block.sequence, len)
     }
 
     /// Takes sequences back to where their prefixes end.
@@ -177,19 +296,15 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Runs a block of each sequence in one batch: logits of all rows.
-    pub(super) fn play(
-        &mut self,
-        order: &[usize],
-        block: Block,
-        tap: Option<&mut dyn Tap>,
-    ) -> Result<Vec<f32>, ModelError> {
-        let Block { at, len, right } = block;
+    /// Runs blocks of different sequences in one batch: logits of the rows that they want, or, for a tap, of all.
+    pub(super) fn play(&mut self, blocks: &[Block], tap: Option<&mut dyn Tap>) -> Result<Vec<f32>, ModelError> {
         let mut batch = Batch::new();
-        for s in order {
-            let Sequence { right: tokens, wrong, .. } = self.lines[*s].sequence;
+        for block in blocks {
+            let Block { sequence, at, len, right, last } = *block;
+            let Sequence { right: tokens, wrong, .. } = self.lines[sequence].sequence;
             let rows = [&tokens[at..at + right], &wrong[at + right..at + len]].concat();
-            self.push(&mut batch, *s, self.position(*s, at), &rows, Wanted::All);
+            let wanted = if last && tap.is_none() { Wanted::Last } else { Wanted::All };
+            self.push(&mut batch, sequence, self.position(sequence, at), &rows, wanted);
         }
         match tap {
             None => self.model.forward(&batch),

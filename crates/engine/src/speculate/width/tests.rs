@@ -310,6 +310,33 @@ fn drafts_that_become_right_are_found_again() {
 }
 
 #[test]
+fn pauses_between_retries_grow() {
+    // Whatever trials may cost: after pauses of 8, 16, 32 there is one in 40 steps.
+    let lavish = Tuning { trials: (1e9, 1e9), ..TUNING };
+    let world = World { text: [(0.0, 0.0); 2], tokens: 1000, ..WORLD };
+    let trials = world.run(&mut Memory::new(), ADAPTIVE, lavish).counters.trials;
+    assert!((15..=40).contains(&trials), "{trials}");
+}
+
+#[test]
+fn a_batch_is_measured_without_drafts_first() {
+    let mut memory = Memory::new();
+    (0..3).for_each(|_| memory.costs.step(1, 1.0));
+    let mut widths: Vec<Width> = (0..4).map(|_| Width::new(ADAPTIVE)).collect();
+    let mut step = |memory: &Memory| {
+        let mut seats: Vec<Seat<'_>> = widths.iter_mut().map(|width| Seat { width, most: MAX_BLOCK }).collect();
+        let ks = plan(&mut seats, &memory.costs, &memory.prior, Others::default());
+        widths.iter_mut().zip(&ks).for_each(|(w, k)| w.round(*k, k - 1, 0));
+        ks
+    };
+    for _ in 0..2 {
+        assert_eq!(step(&memory), [1; 4]);
+        memory.costs.step(4, 1.1);
+    }
+    assert_eq!(step(&memory), [4; 4]);
+}
+
+#[test]
 fn widths_do_not_flap() {
     // Two widths that are worth the same, and all measurements noisy.
     let even: Curve = &[(1, 1.0), (2, 1.35), (3, 1.6), (4, 1.75), (8, 2.4), (16, 4.0)];
