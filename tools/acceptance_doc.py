@@ -14,8 +14,8 @@ import sys
 from bench_demo import ROOT, put
 
 TEST = ["cargo", "test", "--release", "--locked", "-p", "mlxcel-engine", "--test", "acceptance", "--", "--nocapture", "--test-threads", "1"]
-GREEDY = re.compile(r"^(\S+) with (\S+), greedy, K=(\d+): acceptance ([\d.]+) \(reference ([\d.]+)\), ([\d.]+) tokens a round$")
-SAMPLED = re.compile(r"^(\S+) with (\S+), T=0.8, top-p 0.95, K=4, (\w+) drafts: acceptance ([\d.]+) \(mean over prompts\), ([\d.]+) \(all drafts\), ([\d.]+) tokens")
+GREEDY = re.compile(r"(\S+) with (\S+), greedy, K=(\d+): acceptance ([\d.]+) \(reference ([\d.]+)\), ([\d.]+) tokens a round$")
+SAMPLED = re.compile(r"(\S+) with (\S+), T=0.8, top-p 0.95, K=4, (\w+) drafts: acceptance ([\d.]+) \(mean over prompts\), ([\d.]+) \(all drafts\), ([\d.]+) tokens")
 
 
 def main():
@@ -25,10 +25,10 @@ def main():
     greedy = "| drafter | K | acceptance_rate | reference | tokens_per_round |\n|---|---|---|---|---|\n"
     sampled = "| drafter | drafts | mean over prompts | all drafts | tokens_per_round |\n|---|---|---|---|---|\n"
     for line in run.stdout.splitlines():
-        if found := GREEDY.match(line.strip()):
+        if found := GREEDY.search(line.strip()):
             _, drafter, k, rate, reference, tokens = found.groups()
             greedy += f"| {drafter} | {k} | {rate} | {reference} | {tokens} |\n"
-        elif found := SAMPLED.match(line.strip()):
+        elif found := SAMPLED.search(line.strip()):
             _, drafter, coupling, mean, pooled, tokens = found.groups()
             sampled += f"| {drafter} | {coupling} | {mean} | {pooled} | {tokens} |\n"
     if greedy.count("\n") != 11 or sampled.count("\n") != 11:

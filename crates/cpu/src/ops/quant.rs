@@ -15,8 +15,6 @@ pub struct QuantRows {
     pub step: usize,
     /// Weight values that share a bias.
     pub group: usize,
-    /// Codes from one row to the next.
-    stride: usize,
     codes: Vec<i8>,
     steps: Vec<f32>,
     sums: Vec<f32>,
@@ -26,7 +24,7 @@ impl QuantRows {
     /// Codes of a row.
     #[inline(always)]
     pub fn codes(&self, row: usize) -> &[i8] {
-        &self.codes[row * self.stride..][..self.inputs]
+        &self.codes[row * self.inputs..][..self.inputs]
     }
 
     /// Scales of a row, one a `step`.
@@ -109,14 +107,11 @@ pub fn quantize(pool: &Pool, isa: Isa, x: &[f32], inputs: usize, group: usize) -
     let rows = x.len() / inputs;
     let step = activation_group(inputs);
     let (steps, groups) = (inputs / step, inputs / group);
-    // An odd number of cache lines: rows a power of two apart would all want the same places of the first-level cache.
-    let stride = (inputs.div_ceil(64) | 1) * 64;
     let mut out = QuantRows {
         inputs,
         step,
         group,
-        stride,
-        codes: vec![0; rows * stride],
+        codes: vec![0; rows * inputs],
         steps: vec![0.0; rows * steps],
         sums: vec![0.0; rows * groups],
     };
@@ -126,7 +121,7 @@ pub fn quantize(pool: &Pool, isa: Isa, x: &[f32], inputs: usize, group: usize) -
         for r in chunk * at_once..((chunk + 1) * at_once).min(rows) {
             // SAFETY: each row belongs to one chunk.
             let (codes, steps, sums) = unsafe {
-                (codes.part(r * stride, inputs), scales.part(r * steps, steps), sums.part(r * groups, groups))
+                (codes.part(r * inputs, inputs), scales.part(r * steps, steps), sums.part(r * groups, groups))
             };
             isa.run(QuantizeRow { x: &x[r * inputs..][..inputs], step, group, codes, steps, sums });
         }
