@@ -13,7 +13,7 @@ test *args:
 
 # Speculation against plain decoding: every request at every width in every batch (a quarter of an hour on two cores)
 identity:
-    MLXCEL_IDENTITY=full cargo test --release -p mlxcel-engine --test identity -- --nocapture
+    MLXCEL_IDENTITY=full cargo test --release -p mlxcel-engine --test identity --test speculation -- --nocapture
 
 # What CI runs
 ci:

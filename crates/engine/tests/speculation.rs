@@ -101,8 +101,10 @@ fn check(
 
 #[test]
 fn any_drafts_at_any_width_in_any_company() {
-    for recurrent in [false, true] {
-        let requests = requests(42, 24, |_, _| {});
+    // Each prompt with one kind of sampling, or with all (MLXCEL_IDENTITY=full).
+    let kinds = if std::env::var("MLXCEL_IDENTITY").is_ok_and(|v| v == "full") { samplings().len() } else { 1 };
+    for (recurrent, kind) in [false, true].into_iter().flat_map(|r| (0..kinds).map(move |kind| (r, kind))) {
+        let requests = requests(42, 24, |i, r| r.sampling = samplings()[(i + kind) % samplings().len()].clone());
         let (want, truths) = plain(recurrent, &requests);
         for k in WIDTHS {
             for b in BATCHES {
