@@ -1,0 +1,1 @@
+"""The recipe that made the checkpoints under models/ (README.md says how to run it)."""

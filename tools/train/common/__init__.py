@@ -1,0 +1,1 @@
+"""What both recipes share: rounding, optimiser, token streams, export."""
