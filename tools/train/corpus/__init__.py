@@ -1,0 +1,1 @@
+"""The training text: prepare.py collects it, synth.py makes the synthetic part (README.md)."""

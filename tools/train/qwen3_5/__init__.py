@@ -1,0 +1,1 @@
+"""models/qwen3.5-tiny-4bit and its multi-token-prediction head."""
