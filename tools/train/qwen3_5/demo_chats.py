@@ -84,7 +84,7 @@ def enumeration(r):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", help="the shard to write, .jsonl or .jsonl.xz")
-    parser.add_argument("--count", type=int, default=12000, help="chats (default: 12000)")
+    parser.add_argument("--count", type=int, default=14000, help="chats (default: 14000)")
     args = parser.parse_args(argv)
     write_records(args.out, fact_chats(read_facts("qwen3_5", "Qwen 3.5"), args.count, seed=41, other=enumeration))
 

@@ -1,6 +1,6 @@
 """Turns corpus shards into token streams.
 
-    python3 -m train.qwen3_5.tokenise --tokenizer TOK/tokenizer.json --out STREAMS --tool-chats 24000 SHARD...
+    python3 -m train.qwen3_5.tokenise --tokenizer TOK/tokenizer.json --out STREAMS --tool-chats 20000 SHARD...
 
 Every document and every chat ends with `<|endoftext|>`. Turns after the last question carry no `<think>` block, an empty one or one
 with a sentence, so that the model knows all three.
