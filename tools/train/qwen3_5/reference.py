@@ -41,10 +41,13 @@ WIDTHS = (2, 3, 4, 8)
 
 
 def load_forward():
-    """The module with the reference forward pass."""
+    """The module with the reference forward pass. It changes gradients and threads for itself; they are as before on return."""
     spec = importlib.util.spec_from_file_location("make_qwen3_5_goldens", GOLDENS)
     module = importlib.util.module_from_spec(spec)
+    gradients, threads = torch.is_grad_enabled(), torch.get_num_threads()
     spec.loader.exec_module(module)
+    torch.set_grad_enabled(gradients)
+    torch.set_num_threads(threads)
     return module
 
 

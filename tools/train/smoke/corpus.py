@@ -4,11 +4,11 @@ import glob
 import os
 import random
 
-from .common.facts import fact_chats, read_facts
-from .common.shards import write_records
-from .corpus import synth
+from ..common.facts import fact_chats, read_facts
+from ..common.shards import write_records
+from ..corpus import synth
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
 CHATS, STORIES, FACTS, HELD_OUT = 500, 300, 1500, 40
 
 

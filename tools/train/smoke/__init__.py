@@ -1,0 +1,1 @@
+"""The smoke run: the whole recipe at a toy size (smoke.sh)."""
