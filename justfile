@@ -35,6 +35,11 @@ bench: build
     python3 tools/bench_speculation.py
     python3 tools/acceptance_doc.py
 
+# Train toy checkpoints by the recipe of the demos, on one CPU core, and answer with them (three minutes; needs PyPI)
+train-smoke out="target/train-smoke": build
+    bash tools/train/smoke.sh {{out}}
+    bash tools/train/smoke.sh {{out}} --self-test
+
 # The CPU crate's tests on AArch64 under emulation (tools/aarch64/README.md says what it needs)
 aarch64:
     bash tools/aarch64/test.sh
