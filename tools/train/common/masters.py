@@ -1,5 +1,8 @@
 """Float32 master weights beside the weights that training computes with."""
 
+import os
+import sys
+
 import torch
 
 from .quantise import fake_quantise
@@ -50,3 +53,10 @@ class MasterWeights:
     def state(self):
         """The masters as a state dict on the CPU."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self.master.items()}
+
+
+def load_run(path):
+    """What a training step saved: a dict with `master` (float32 weights by name) and, of targets and heads, `config`."""
+    if not os.path.exists(path):
+        sys.exit(f"{path}: no such file; the recipe's training steps make it (target.pt first, then the drafter or head)")
+    return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,5 +1,6 @@
 """How far a run has come, and the learning rate's multiplier there."""
 
+import sys
 import time
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ class Schedule:
 
     def __init__(self, seconds=None, steps=None, warmup=100, decay=0.45, floor=0.01):
         if not seconds and not steps:
-            raise ValueError("the length of the run is missing: give --seconds or --steps")
+            sys.exit("the length of the run is missing: give --seconds or --steps")
         self.seconds, self.steps = seconds, steps
         self.warmup, self.decay, self.floor = warmup, decay, floor
         self.step = 0

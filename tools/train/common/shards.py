@@ -8,6 +8,7 @@ import time
 from multiprocessing import Pool
 
 import numpy as np
+from tokenizers import Tokenizer
 
 
 def open_shard(path, mode="rt"):
@@ -16,6 +17,13 @@ def open_shard(path, mode="rt"):
         sys.exit(f"{path}: no such shard; corpus/prepare.py makes the shards (see README.md)")
     opener = lzma.open if path.endswith(".xz") else open
     return opener(path, mode, encoding="utf-8")
+
+
+def open_tokenizer(path):
+    """Loads a tokenizer.json."""
+    if not os.path.exists(path):
+        sys.exit(f"{path}: no such tokenizer; make it with the recipe's `tokenizer` step first")
+    return Tokenizer.from_file(path)
 
 
 def plain_text(record):
@@ -59,8 +67,7 @@ def write_streams(jobs_by_name, out, processes, work, initialise, tokenizer):
     `work(job)` gives a job's ids; `initialise(tokenizer)` runs first in every process, with the path of the tokenizer. A file
     appears under its name only when it is whole.
     """
-    if not os.path.exists(tokenizer):
-        sys.exit(f"{tokenizer}: no such tokenizer; make it with the recipe's `tokenizer` step first")
+    open_tokenizer(tokenizer)  # says what is wrong before any process starts
     os.makedirs(out, exist_ok=True)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     with Pool(processes, initialise, (tokenizer,)) as pool:

@@ -193,6 +193,8 @@ def drafted_references(reference):
 
 def compare(folder, tensors, record):
     """Ends with an error where a reference in the folder is not what was computed just now."""
+    if not os.path.exists(os.path.join(folder, "golden.safetensors")):
+        sys.exit(f"{folder}/golden.safetensors: missing; leave --check out to write the references")
     stored = load_file(os.path.join(folder, "golden.safetensors"))
     for name, tensor in tensors.items():
         same = torch.equal(tensor, stored[name]) if tensor.dtype == torch.int32 else torch.allclose(tensor, stored[name], atol=1e-3)

@@ -167,6 +167,8 @@ def drafted_references(reference, count):
 
 def compare(folder, tensors, record):
     """Ends with an error where a reference in the folder is not what was computed just now."""
+    if not os.path.exists(os.path.join(folder, "golden.safetensors")):
+        sys.exit(f"{folder}/golden.safetensors: missing; leave --check out to write the references")
     stored, golden = load_file(os.path.join(folder, "golden.safetensors")), read_json(os.path.join(folder, "golden.json"))
     for name, tensor in tensors.items():
         same = torch.allclose(tensor, stored[name], atol=1e-3) if tensor.is_floating_point() else torch.equal(tensor, stored[name])

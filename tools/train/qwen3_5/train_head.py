@@ -15,14 +15,14 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 
 from ..common.device import add_device_arguments, open_device
 from ..common.export import write_json
-from ..common.masters import MasterWeights
+from ..common.masters import MasterWeights, load_run
 from ..common.onpolicy import cut_at_end
 from ..common.optimiser import MuonAdam
 from ..common.schedule import Schedule, add_length_arguments
+from ..common.shards import open_tokenizer
 from ..common.streams import load_streams, random_rows
 from .config import KEEP_FLOAT32, Config, is_matrix
 from .model import Head, Target
@@ -77,7 +77,7 @@ class HeadTraining:
         self.args = args
         self.dtype = open_device(args.device, args.seed)
         self.rng = np.random.default_rng(args.seed)
-        saved = torch.load(args.target, map_location="cpu", weights_only=True)
+        saved = load_run(args.target)
         self.config = Config(**saved["config"])
         self.target = Target(self.config)
         self.target.load_state_dict(saved["master"])
@@ -85,7 +85,7 @@ class HeadTraining:
         self.target.requires_grad_(False)
         self.target.prepare(max(args.length, args.row), args.device)
         self.embedding = self.target.model.embed_tokens.weight
-        self.tokenizer = Tokenizer.from_file(args.tokenizer)
+        self.tokenizer = open_tokenizer(args.tokenizer)
         self.ends = [self.tokenizer.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>")]
         self.positions = args.length - args.draft_steps  # of a row whose drafts all lie in the row
         p = torch.arange(self.positions, device=args.device)

@@ -4,9 +4,8 @@ import json
 import os
 import subprocess
 
-import torch
-
 from ..common.export import read_json
+from ..common.masters import load_run
 from ..common.quantise import fake_quantise
 
 LOGIT_TOLERANCE = 2e-3
@@ -27,7 +26,7 @@ def loss_fell(name, record, nats):
 
 def rounded_state(path, is_matrix, keep_float32=()):
     """The weights of a run's .pt as the exported file should hold them, float32."""
-    masters = torch.load(path, map_location="cpu", weights_only=True)["master"]
+    masters = load_run(path)["master"]
     state = {}
     for name, weight in masters.items():
         if is_matrix(name, weight):
