@@ -43,7 +43,7 @@ pub fn write(file: &Path, machine: &Machine, rows: &[Row]) -> Result<(), ReportE
     write_whole(file, &text)
 }
 
-/// Reads what [`write`] wrote; figures of more than 15 digits to within a unit of their last place.
+/// Reads what [`write()`] wrote; figures of more than 15 digits to within a unit of their last place.
 ///
 /// # Errors
 /// It cannot be read, is no JSON, has another schema, or a field is absent or of another type; the message has file and field.
