@@ -4,6 +4,10 @@
 //! the plot) is made of rows.
 #![forbid(unsafe_code)]
 
+pub mod catalogue;
+pub mod machine;
+pub mod prompts;
+pub mod report;
 pub mod row;
 
 pub use row::{Row, Status};

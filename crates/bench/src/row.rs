@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 /// What became of a row.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", content = "why", rename_all = "snake_case")]
 pub enum Status {
     /// Measured.
+    #[default]
     Ok,
     /// Not measured because a file is not there; says which.
     Absent(String),
@@ -41,7 +42,7 @@ pub struct Spread {
 
 /// One pairing at one block width, batch and prompt. Figures that were not measured are `None`; K = 1 is the plain arm, which has a
 /// row of its own.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Name of the pairing.
     pub pairing: String,
