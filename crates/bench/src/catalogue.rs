@@ -229,10 +229,16 @@ impl Pairing {
     }
 }
 
-/// The pairings of a sweep: those with both checkpoints on disk, or the embedded ones where there are no others.
-/// `all` takes every pairing, so that the absent ones have a row that says so.
+/// The pairings of a sweep: those with both checkpoints on disk, and where nothing is but the embedded ones, those. `all` takes every
+/// pairing, so that the absent ones have a row that says so.
 pub fn sweep(places: &Places, all: bool) -> Vec<&'static Pairing> {
-    PAIRINGS.iter().filter(|pairing| all || pairing.embedded || pairing.resolve(places).is_ok()).collect()
+    let found = |pairing: &&Pairing| pairing.resolve(places).is_ok();
+    let own: Vec<&Pairing> = PAIRINGS.iter().filter(|pairing| !pairing.embedded).filter(found).collect();
+    match (all, own.is_empty()) {
+        (true, _) => PAIRINGS.iter().collect(),
+        (false, false) => own,
+        (false, true) => PAIRINGS.iter().filter(|pairing| pairing.embedded).collect(),
+    }
 }
 
 /// The catalogue as `--list` shows it: what is on disk, and where.

@@ -190,7 +190,14 @@ fn parting(a: &[TraceRound], b: &[TraceRound]) -> Option<Parting> {
     if a.len() != b.len() {
         let number = a.len().min(b.len());
         let position = a.get(number).or(b.get(number)).map(|round| round.position);
-        return Some(Parting { round: Some(number), position, what: Some("tokens"), margin: None, draft_margin: None, bits });
+        return Some(Parting {
+            round: Some(number),
+            position,
+            what: Some("tokens"),
+            margin: None,
+            draft_margin: None,
+            bits,
+        });
     }
     let only = |bits| Parting { round: None, position: None, what: None, margin: None, draft_margin: None, bits };
     bits.map(|bits| only(Some(bits)))
@@ -207,14 +214,17 @@ impl Line {
                 match (parting.round, parting.position, parting.what) {
                     (Some(round), position, Some(what)) => {
                         let at = position.map_or(String::new(), |p| format!(" (position {p})"));
-                        let margin = |name: &str, m: Option<f32>| m.map_or(String::new(), |m| format!(", {name} {m:.3e}"));
+                        let margin =
+                            |name: &str, m: Option<f32>| m.map_or(String::new(), |m| format!(", {name} {m:.3e}"));
                         format!(
                             "host: round {round}{at} has other {what}{}{}{bits}",
                             margin("the target's smallest top-2 margin there", parting.margin),
                             margin("the drafter's", parting.draft_margin)
                         )
                     }
-                    _ => format!("host: the same drafts and tokens from other bits{bits}; that explains no gap in acceptance"),
+                    _ => format!(
+                        "host: the same drafts and tokens from other bits{bits}; that explains no gap in acceptance"
+                    ),
                 }
             }
             Cause::Prompt => "prompt: the prompts differ, and with them what can be accepted".into(),

@@ -100,7 +100,8 @@ pub fn run<E>(plan: &Plan, host: &mut dyn Host, mut sink: impl FnMut(&[Row]) -> 
         if outcome.interrupted {
             break;
         }
-        let mut sweep = Sweep { plan, item, place: host.place(), host: &mut *host, traces: Vec::new(), interrupted: false };
+        let mut sweep =
+            Sweep { plan, item, place: host.place(), host: &mut *host, traces: Vec::new(), interrupted: false };
         sweep.host.say(&format!("[bench] {} ({} of {})", item.name, number + 1, plan.items.len()));
         let mut rows = Vec::new();
         let mut keep = |new: Vec<Row>| {
@@ -112,7 +113,12 @@ pub fn run<E>(plan: &Plan, host: &mut dyn Host, mut sink: impl FnMut(&[Row]) -> 
             Ok((mut loaded, answers)) => sweep.prompts(&mut loaded, &answers, &mut keep)?,
             Err(status) => {
                 sweep.host.say(&format!("[bench] {}: {}", item.name, status.text()));
-                keep(vec![sweep.row("", plan.batches.first().copied().unwrap_or(1), plan.ks.first().copied().flatten(), status)])?;
+                keep(vec![sweep.row(
+                    "",
+                    plan.batches.first().copied().unwrap_or(1),
+                    plan.ks.first().copied().flatten(),
+                    status,
+                )])?;
             }
         }
         outcome.traces.append(&mut sweep.traces);
@@ -214,7 +220,8 @@ impl Sweep<'_> {
         for turn in 0..self.plan.warmup + self.plan.repeat {
             let warm = turn >= self.plan.warmup;
             // There and back again.
-            let order: Vec<usize> = if turn % 2 == 0 { (0..arms.len()).collect() } else { (0..arms.len()).rev().collect() };
+            let order: Vec<usize> =
+                if turn % 2 == 0 { (0..arms.len()).collect() } else { (0..arms.len()).rev().collect() };
             for i in order {
                 if arms[i].status != Status::Ok {
                     continue;
@@ -267,6 +274,7 @@ impl Sweep<'_> {
             row.prompt_tokens = Some(prompt.len());
             row.backend = loaded.engine.model().backend();
             row.probe = match &loaded.probed {
+                _ if arm.k == Some(1) => None,
                 Probed::Unasked => None,
                 Probed::Exact => Some("exact".into()),
                 Probed::Inexact(why) | Probed::Declined(why) => Some(format!("inexact: {why}")),
@@ -317,6 +325,7 @@ impl Sweep<'_> {
             repeat: self.plan.repeat,
             simulated: simulated && k != Some(1),
             temperature: self.plan.sampling.temperature,
+            top_p: self.plan.sampling.top_p,
             seed: self.plan.sampling.seed,
             device: self.place.device.clone(),
             threads: self.place.threads,
@@ -329,7 +338,9 @@ impl Sweep<'_> {
 /// Whether a block width may be measured.
 fn may_draft(k: Option<usize>, probed: &Probed) -> Status {
     match (k, probed) {
-        (Some(k @ (0 | 1)), _) => Status::Skipped(format!("K is {k}; at least 2 expected (K = 1 is plain decoding, which has a row)")),
+        (Some(k @ (0 | 1)), _) => {
+            Status::Skipped(format!("K is {k}; at least 2 expected (K = 1 is plain decoding, which has a row)"))
+        }
         (Some(k), _) if k > MAX_BLOCK => Status::Skipped(format!("K is {k}; at most {MAX_BLOCK} expected")),
         (_, Probed::Declined(why)) => Status::Skipped(why.clone()),
         _ => Status::Ok,

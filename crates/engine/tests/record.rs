@@ -55,7 +55,9 @@ fn rows(records: &[StepRecord]) -> BTreeMap<usize, RowRecord> {
 
 fn prompt(target: &str) -> Vec<u32> {
     let tokenizer = Tokenizer::load(&models().join(target)).unwrap_or_else(|e| panic!("{e}"));
-    tokenizer.encode_raw("Once upon a time, there was a little fox named Nora. Nora lived in the forest with").expect("ids")
+    tokenizer
+        .encode_raw("Once upon a time, there was a little fox named Nora. Nora lived in the forest with")
+        .expect("ids")
 }
 
 /// Positions at which a row of a block differs from the single step's, out of how many.
@@ -82,16 +84,15 @@ fn differing<B: Backend>(target: &str, drafter: &str, backend: impl Fn() -> B) -
 
 #[test]
 fn rows_of_blocks_have_the_hashes_of_single_steps() {
-    for (target, drafter) in [
-        ("gemma-4-tiny-it-4bit", "gemma-4-tiny-it-assistant-4bit"),
-        ("qwen3.5-tiny-4bit", "qwen3.5-tiny-mtp-4bit"),
-    ] {
+    for (target, drafter) in
+        [("gemma-4-tiny-it-4bit", "gemma-4-tiny-it-assistant-4bit"), ("qwen3.5-tiny-4bit", "qwen3.5-tiny-mtp-4bit")]
+    {
         let cpu = || CpuBackend::new(Precision::Int8, 1);
         let (differ, of) = differing(target, drafter, cpu);
         assert!(differ == 0 && of >= 55, "{target}: {differ} of {of} rows differ");
-        // The twin: a kernel of its own for blocks is seen.
+        // The twin: a kernel of its own for blocks is seen. It spoils the last row of each block.
         let (differ, of) = differing(target, drafter, || Faulty::new(cpu(), Fault::WideLinear));
-        assert!(differ > of / 2, "{target}: {differ} of {of} rows differ");
+        assert!(differ >= 10, "{target}: {differ} of {of} rows differ");
     }
 }
 

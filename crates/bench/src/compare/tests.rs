@@ -87,7 +87,10 @@ fn the_first_round_that_parts_names_the_host() {
     assert_eq!((drafts.round, drafts.position, drafts.what), (Some(1), Some(12), Some("drafts")));
     assert_eq!((drafts.margin, drafts.draft_margin, drafts.bits), (Some(6.0), Some(3.5), None));
     let tokens = parted(&|t| t.rounds[1] = round(12, &[6, 7, 8], &[6, 4]));
-    assert_eq!((tokens.round, tokens.what, tokens.margin, tokens.bits), (Some(1), Some("tokens"), Some(4.0), Some((1, 12))));
+    assert_eq!(
+        (tokens.round, tokens.what, tokens.margin, tokens.bits),
+        (Some(1), Some("tokens"), Some(4.0), Some((1, 12)))
+    );
     let width = parted(&|t| t.rounds[0].proposed.truncate(2));
     assert_eq!((width.round, width.what), (Some(0), Some("width")));
     let missing = parted(&|t| t.rounds.truncate(1));
@@ -124,7 +127,9 @@ fn what_cannot_be_compared_is_said() {
 fn figures_stand_side_by_side() {
     let lines = compare(&file("story", |_| {}), &file("story", |t| t.rounds[1].proposed[1] = 70));
     let text = text(&lines, "one.json", "two.json");
-    for part in ["one.json", "two.json", "pair  K=4  B=1  story", "0.500 / 0.500", "host: round 1 (position 12)", "6.000e0"] {
+    for part in
+        ["one.json", "two.json", "pair  K=4  B=1  story", "0.500 / 0.500", "host: round 1 (position 12)", "6.000e0"]
+    {
         assert!(text.contains(part), "{part:?} not in {text}");
     }
     let json = serde_json::to_value(&lines).expect("JSON");

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::{ReportError, write_whole};
 use crate::machine::Machine;
 use crate::row::Row;
+use crate::trace::Trace;
 
 /// The schema that is written, and the only one that is read. A change of meaning or of a required field is a new number.
 pub const SCHEMA: u64 = 1;
@@ -23,22 +24,31 @@ pub struct Report {
     pub simulated: bool,
     /// The rows.
     pub rows: Vec<Row>,
+    /// The rounds of the rows' sequences; only in a trace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub traces: Vec<Trace>,
 }
 
 impl Report {
     /// Rows measured on a machine.
     pub fn new(machine: Machine, rows: Vec<Row>) -> Self {
-        Self { schema: SCHEMA, machine, simulated: rows.iter().any(|row| row.simulated), rows }
+        Self { schema: SCHEMA, machine, simulated: rows.iter().any(|row| row.simulated), rows, traces: Vec::new() }
+    }
+
+    /// The same as a trace.
+    pub fn with_traces(self, traces: Vec<Trace>) -> Self {
+        Self { traces, ..self }
     }
 }
 
-/// Writes rows and machine, whole or not at all.
+/// Writes a report, whole or not at all.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn write(file: &Path, machine: &Machine, rows: &[Row]) -> Result<(), ReportError> {
-    let report = Report::new(machine.clone(), rows.to_vec());
-    let mut text = serde_json::to_vec_pretty(&report).map_err(|error| ReportError::format(file, error.to_string()))?;
+pub fn write(file: &Path, report: &Report) -> Result<(), ReportError> {
+    // Traces are long, and nobody reads them as they are.
+    let text = if report.traces.is_empty() { serde_json::to_vec_pretty(report) } else { serde_json::to_vec(report) };
+    let mut text = text.map_err(|error| ReportError::format(file, error.to_string()))?;
     text.push(b'\n');
     write_whole(file, &text)
 }
@@ -91,7 +101,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("temporary directory");
         let file = dir.path().join("r.json");
         let rows = sample::sweep();
-        write(&file, &machine(), &rows).expect("written");
+        write(&file, &Report::new(machine(), rows.clone())).expect("written");
         let report = read(&file).expect("read");
         assert_eq!(report.rows, rows);
         assert_eq!(report.machine, machine());

@@ -1,6 +1,6 @@
 //! Numbers and rows in words, the same in every report.
 
-use crate::row::{Row, Spread};
+use crate::row::{Row, Spread, Status};
 
 /// What stands where nothing was measured.
 pub const NONE: &str = "-";
@@ -49,7 +49,9 @@ pub fn status(row: &Row) -> String {
     if row.simulated {
         text += ", simulated";
     }
-    if let Some(probe) = row.probe.as_deref().filter(|probe| *probe != "exact") {
+    // A row that was not measured says why by itself.
+    let measured = row.status == Status::Ok;
+    if let Some(probe) = row.probe.as_deref().filter(|probe| measured && *probe != "exact") {
         text += &format!(", probe {probe}");
     }
     text

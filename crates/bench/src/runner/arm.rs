@@ -37,7 +37,8 @@ impl Arm {
         }
         let Some(first) = self.runs.first() else { return };
         if self.runs.iter().all(|run| run.tokens == 0) {
-            row.status = Status::Failed("the answer ended with its first token: nothing to measure; give another prompt".into());
+            row.status =
+                Status::Failed("the answer ended with its first token: nothing to measure; give another prompt".into());
             return;
         }
         let is_plain = self.k == Some(1);
@@ -57,6 +58,10 @@ impl Arm {
         let mut drafts = Drafts::default();
         self.runs.iter().flat_map(|run| run.rounds.iter().flatten()).for_each(|round| drafts.add(round));
         row.k_effective = drafts.widths;
+        if drafts.rounds > 0 {
+            (row.rounds, row.proposed) = (Some(drafts.rounds), Some(drafts.proposed));
+            row.accepted = Some(drafts.accepted);
+        }
         row.acceptance_rate = drafts.acceptance_rate();
         row.mean_accepted_len = drafts.mean_accepted_len();
         row.tokens_per_round = drafts.tokens_per_round();
@@ -128,7 +133,10 @@ mod tests {
         wide.fill(&mut row, &plain);
         // 8 / 4 and 4 / 1: not the ratio of the medians.
         assert_eq!(row.speedup, Some(Spread { median: 3.0, min: 2.0, max: 4.0 }));
-        assert_eq!((row.k_effective, row.mean_accepted_len, row.output_identical), (Some((4, 4)), Some(2.0), Some(true)));
+        assert_eq!(
+            (row.k_effective, row.mean_accepted_len, row.output_identical),
+            (Some((4, 4)), Some(2.0), Some(true))
+        );
         let near = |x: Option<f64>, y: f64| assert!((x.expect("measured") - y).abs() < 1e-9, "{x:?} {y}");
         near(row.ms_plain_step, 2.5);
         near(row.ms_draft, 1.0);

@@ -170,7 +170,9 @@ fn parse_k(text: &str) -> Result<WidthArg, String> {
         return Ok(WidthArg(None));
     }
     // Widths that cannot be measured get a row that says so.
-    text.parse().map(|k| WidthArg(Some(k))).map_err(|_| format!("a number (2 to 16) or adaptive expected, found {text:?}"))
+    text.parse()
+        .map(|k| WidthArg(Some(k)))
+        .map_err(|_| format!("a number (2 to 16) or adaptive expected, found {text:?}"))
 }
 
 fn parse_probability(text: &str) -> Result<f64, String> {

@@ -118,7 +118,9 @@ fn plan(args: &SweepArgs, places: &Places, environment: &Environment) -> Result<
     }
     let items = match &args.target {
         Some(target) => vec![item(args, target, places, environment)],
-        None if args.sweep => catalogue::sweep(places, args.all).into_iter().map(|pairing| of_catalogue(pairing, places)).collect(),
+        None if args.sweep => {
+            catalogue::sweep(places, args.all).into_iter().map(|pairing| of_catalogue(pairing, places)).collect()
+        }
         None => bail!("nothing to measure: give --sweep, or --target PATH (and --draft PATH); --help has examples"),
     };
     let sampling = SamplingParams {
@@ -186,7 +188,8 @@ fn item(args: &SweepArgs, target: &Path, places: &Places, environment: &Environm
         },
         (asked, None, Err(_)) => (asked.unwrap_or(Kind::None), None),
     };
-    let name = |path: &Path| path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+    let name =
+        |path: &Path| path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
     let target_name = name(target);
     let label = match drafter.as_ref().and_then(|path: &Result<PathBuf, Status>| path.as_ref().ok()) {
         Some(path) => format!("{target_name} + {}", name(path)),
