@@ -36,12 +36,17 @@ fn a_host_that_computes_otherwise_is_found() {
     // Other tokens: blocks that do not see their own keys.
     let lines = compare(&good, &trace(Some(Fault::StaleKeys), &BOTH, 2));
     assert_eq!(lines.len(), 4);
+    let mut parted = 0;
     for line in lines {
         let Cause::Host { parting } = &line.cause else { panic!("{line:?}") };
-        assert!(parting.round.is_some() && parting.what.is_some() && parting.margin.is_some(), "{line:?}");
-        assert!(parting.bits.is_some_and(|bits| Some(bits.0) <= parting.round), "{line:?}");
-        assert!(line.verdict().starts_with("host: round"), "{}", line.verdict());
+        let (first, _) = parting.bits.expect("bits differ before tokens do");
+        assert!(line.verdict().starts_with("host: "), "{}", line.verdict());
+        if let Some(round) = parting.round {
+            assert!(first <= round && parting.what.is_some() && parting.margin.is_some(), "{line:?}");
+            parted += 1;
+        }
     }
+    assert!(parted > 0, "no row's tokens parted");
     // Other bits and the same tokens.
     let lines = compare(&good, &trace(Some(Fault::WideLinear), &BOTH, 2));
     let bits =

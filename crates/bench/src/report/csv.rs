@@ -447,7 +447,7 @@ mod tests {
         let mut torn = sample::row("p", "q", Some(4));
         torn.speedup = None;
         let text = String::from_utf8(whole(&[torn])).expect("text");
-        let min = parsed(text.replacen(",,,,0.83", ",,1.5,,0.83", 1).as_bytes()).expect_err("one of three");
+        let min = parsed(text.replacen(",,,,160,", ",,1.5,,160,", 1).as_bytes()).expect_err("one of three");
         assert!(min.contains("speedup_median"), "{min}");
     }
 }

@@ -103,10 +103,10 @@ pub struct SweepArgs {
     #[arg(long)]
     pub ignore_eos: bool,
     /// Sampling temperature; 0 = greedy
-    #[arg(long, alias = "temp", value_name = "T", default_value_t = 0.0)]
+    #[arg(long, alias = "temp", value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
     /// Keep the most likely tokens with this much probability in all; 1 = all
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Seed of the sampling noise; sequence i of a batch has the seed plus i
     #[arg(long, value_name = "N", default_value_t = 0)]
