@@ -2,11 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::machine;
+
 /// What became of a row.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", content = "why", rename_all = "snake_case")]
 pub enum Status {
     /// Measured.
+    #[default]
     Ok,
     /// Not measured because a file is not there; says which.
     Absent(String),
@@ -41,7 +44,7 @@ pub struct Spread {
 
 /// One pairing at one block width, batch and prompt. Figures that were not measured are `None`; K = 1 is the plain arm, which has a
 /// row of its own.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Name of the pairing.
     pub pairing: String,
@@ -69,6 +72,13 @@ pub struct Row {
     pub tokens_per_second: Option<Spread>,
     /// Tokens a second over those of the plain runs beside it in the same invocation.
     pub speedup: Option<Spread>,
+    /// Rounds with a draft, over all measured runs; those in which an answer ended are not counted, since not all of their drafts
+    /// were judged.
+    pub rounds: Option<usize>,
+    /// Tokens drafted in them.
+    pub proposed: Option<usize>,
+    /// Of those, accepted.
+    pub accepted: Option<usize>,
     /// accepted / proposed.
     pub acceptance_rate: Option<f64>,
     /// accepted / rounds, the bonus token not counted.
@@ -95,6 +105,8 @@ pub struct Row {
     pub simulated: bool,
     /// Sampling temperature; 0 = greedy.
     pub temperature: f32,
+    /// Probability mass of the tokens that may be sampled; 1 = all.
+    pub top_p: f32,
     /// Seed of the first sequence.
     pub seed: u64,
     /// Backend, as it names itself.
@@ -111,4 +123,16 @@ pub struct Row {
     pub date: String,
     /// What became of it.
     pub status: Status,
+}
+
+impl Row {
+    /// A row of this build, today, in which nothing was measured yet.
+    pub fn unmeasured() -> Self {
+        Row {
+            version: machine::VERSION.into(),
+            commit: machine::COMMIT.map(Into::into),
+            date: machine::date(std::time::SystemTime::now()),
+            ..Row::default()
+        }
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use mlxcel_checkpoint::{Checkpoint, GenerationDefaults};
+use mlxcel_compute::Backend;
 use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::sample::SamplingParams;
 use mlxcel_model::Model;
@@ -66,7 +67,16 @@ impl Opened {
         notify: &mut Notify<'_>,
     ) -> Result<Loaded> {
         let source = crate::draft::find(draft, &self.checkpoint, environment, notify)?;
-        let backend = backend(args, args.cpu_precision);
+        let loaded = self.assemble(source, backend(args, args.cpu_precision), notify)?;
+        self.warn(&*loaded.pair.model);
+        Ok(loaded)
+    }
+
+    /// Builds the model and what was found to draft for it, on a backend.
+    ///
+    /// # Errors
+    /// A model, or a drafter that was asked for, that cannot be loaded.
+    pub fn assemble<B: Backend>(&self, source: Source, backend: Arc<B>, notify: &mut Notify<'_>) -> Result<Loaded> {
         let alone = |backend| registry::load(&self.checkpoint, backend);
         let mut asked = true;
         let pair = match source {
@@ -90,7 +100,6 @@ impl Opened {
                 }
             }
         };
-        self.warn(&*pair.model);
         Ok(Loaded { pair, asked })
     }
 

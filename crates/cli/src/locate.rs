@@ -101,7 +101,7 @@ impl Environment {
     }
 
     /// Directories that may hold checkpoints, in order.
-    fn shelves(&self) -> Vec<PathBuf> {
+    pub fn shelves(&self) -> Vec<PathBuf> {
         let mut shelves = Vec::new();
         // The working tree: here or above, so that a command works in any of its folders.
         if let Some(here) = &self.directory {

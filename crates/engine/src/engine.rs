@@ -1,5 +1,7 @@
 //! The engine: schedule, forward, accept, emit.
 
+mod parked;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,13 +11,15 @@ use mlxcel_model::drafters::{Drafter, HiddenRows};
 use mlxcel_model::{Model, ModelError};
 use mlxcel_text::Tokenizer;
 
-use crate::cache::pages::{PagePool, PageTable, pages_needed};
-use crate::cache::states::{Slot, States};
+use crate::cache::pages::{PagePool, pages_needed};
+use crate::cache::states::States;
+use crate::record::{HiddenView, Recording, RoundRecord, RowRecord, StepRecord};
 use crate::request::{EngineError, Event, FinishReason, Request, RequestError, RequestId};
 use crate::scheduler::{Known, Planned, plan};
 use crate::sequence::Sequence;
 use crate::speculate::rounds::{Drafts, Speculator, kept};
 use crate::speculate::{MAX_BLOCK, Speculation};
+use parked::Parked;
 
 /// Sizes of an engine.
 #[derive(Clone, Debug)]
@@ -39,15 +43,6 @@ impl Default for EngineOptions {
     }
 }
 
-/// The last finished sequence's tokens, pages and state.
-struct Parked {
-    tokens: Vec<u32>,
-    pages: PageTable,
-    state: Slot,
-    /// Whether any token of the answer was computed.
-    decoded: bool,
-}
-
 /// Runs requests on a model.
 pub struct Engine {
     model: Box<dyn Model>,
@@ -63,6 +58,8 @@ pub struct Engine {
     batch: Batch,
     speculator: Option<Speculator>,
     warnings: Vec<String>,
+    recording: Recording,
+    record: StepRecord,
 }
 
 /// What a step leads to.
@@ -157,6 +154,8 @@ impl Engine {
             batch: Batch::new(),
             speculator,
             warnings,
+            recording: Recording::Off,
+            record: StepRecord::default(),
         })
     }
 
@@ -193,6 +192,20 @@ impl Engine {
     /// The drafter and what was measured of it.
     pub fn speculator(&self) -> Option<&Speculator> {
         self.speculator.as_ref()
+    }
+
+    /// Says how much of each step is recorded from now on.
+    pub fn set_recording(&mut self, recording: Recording) {
+        self.recording = recording;
+        self.record = StepRecord::default();
+        if let Some(speculator) = &mut self.speculator {
+            speculator.keep_margins(recording == Recording::Rows);
+        }
+    }
+
+    /// What the last step did; empty unless it was recorded.
+    pub fn last_step(&self) -> &StepRecord {
+        &self.record
     }
 
     /// What an operator should know and has not been told yet.
@@ -257,8 +270,11 @@ impl Engine {
 
     /// One step: draft, schedule, forward, accept, emit. Faults of a model end the requests they belong to.
     pub fn step(&mut self) -> Vec<Event> {
+        let begun = Instant::now();
+        self.record = StepRecord::default();
         self.admit();
         let drafts = self.draft();
+        self.record.draft = begun.elapsed().as_secs_f64();
         let known =
             |(s, d): (&Sequence, &Vec<u32>)| Known { computed: s.computed, tokens: s.history.len(), drafts: d.len() };
         let known: Vec<Known> = self.running.iter().zip(&drafts).map(known).collect();
@@ -270,7 +286,11 @@ impl Engine {
         let only_decodes = planned.iter().all(|p| p.len == 1 + p.drafts);
         let mut outcome = Outcome::default();
         let started = Instant::now();
-        match self.forward(&planned, &drafts) {
+        let computed = self.forward(&planned, &drafts);
+        self.record.forward = started.elapsed().as_secs_f64();
+        self.record.rows = planned.iter().map(|p| p.len).sum();
+        self.record.only_decodes = only_decodes;
+        match computed {
             Ok(logits) => {
                 self.accept(&planned, &drafts, &logits, &mut outcome);
                 if let (Some(speculator), true) = (&mut self.speculator, only_decodes && !planned.is_empty()) {
@@ -292,6 +312,7 @@ impl Engine {
             let sequence = self.running.remove(index);
             self.park(sequence);
         }
+        self.record.total = begun.elapsed().as_secs_f64();
         outcome.events
     }
 
@@ -339,49 +360,6 @@ impl Engine {
             }
             sequence.start_clock();
             self.running.push(sequence);
-        }
-    }
-
-    /// Lets a new sequence go on where a finished one agrees with its prompt, as far as pages and state can be taken back.
-    fn resume(&mut self, sequence: &mut Sequence, mut parked: Parked) {
-        let same = parked.tokens.iter().zip(sequence.history.tokens()).take_while(|(a, b)| a == b).count();
-        // The last prompt token is always computed: its logits choose the first token.
-        let reuse = same.min(sequence.history.len() - 1);
-        // Plain decoding has one row on record, a block more: what is found of a conversation must not depend on that.
-        let exactly = !parked.decoded || reuse + 1 >= parked.tokens.len();
-        let reuse = if reuse > 0 { self.states.return_to(&mut *self.model, &parked.state, reuse, exactly) } else { 0 };
-        if reuse > 0 && self.pool.truncate(&mut parked.pages, reuse) {
-            self.states.hand_on(&parked.state, sequence.history.prompt().len());
-            (sequence.pages, sequence.state) = (parked.pages, Some(parked.state));
-            (sequence.computed, sequence.cached) = (reuse, reuse);
-        } else {
-            self.pool.release(parked.pages);
-            self.states.release(parked.state);
-        }
-    }
-
-    /// Keeps or frees the pages and the state of a sequence that ended.
-    fn park(&mut self, mut sequence: Sequence) {
-        let Some(state) = sequence.state else { return self.pool.release(sequence.pages) };
-        if !self.options.reuse || sequence.computed == 0 {
-            self.states.release(state);
-            return self.pool.release(sequence.pages);
-        }
-        self.forget();
-        let tokens = sequence.history.tokens()[..sequence.computed].to_vec();
-        let decoded = sequence.computed > sequence.history.prompt().len();
-        if decoded {
-            // A block began earlier than plain decoding's last row, and kept more of a window for that.
-            self.pool.trim(&mut sequence.pages, sequence.computed);
-        }
-        self.parked = Some(Parked { tokens, pages: sequence.pages, state, decoded });
-    }
-
-    /// Frees the parked answer.
-    fn forget(&mut self) {
-        if let Some(parked) = self.parked.take() {
-            self.pool.release(parked.pages);
-            self.states.release(parked.state);
         }
     }
 
@@ -456,13 +434,14 @@ impl Engine {
         let mut rows = logits.chunks_exact(vocab);
         let (mut wanted, mut first) = (0, 0); // rows before this span
         let mut seen = Vec::with_capacity(planned.len());
+        let hidden = if self.recording == Recording::Rows { self.hidden(planned) } else { None };
         for p in planned {
             let own: Vec<&[f32]> = rows.by_ref().take(1 + p.drafts).collect();
             let drafted: &[u32] = if p.drafts > 0 { &drafts[p.index] } else { &[] };
             let sequence = &mut self.running[p.index];
             sequence.computed = p.start + p.len - p.drafts;
             let decides = sequence.computed == sequence.history.len();
-            let (mut emitted, mut accepted, mut failure) = (0, 0, None);
+            let (mut emitted, mut accepted, mut failure, mut chosen) = (0, 0, None, Vec::new());
             for (i, row) in own.iter().enumerate().take(if decides { own.len() } else { 0 }) {
                 // Columns beyond the tokenizer's ids pad the matrix: no token has them.
                 let sampled = match sequence.choose(&row[..assigned]) {
@@ -473,6 +452,7 @@ impl Engine {
                     }
                 };
                 let right = drafted.get(i) == Some(&sampled.token);
+                chosen.push(sampled.token);
                 let ends = sequence.emit(sampled, &mut outcome.events);
                 emitted += 1;
                 accepted += usize::from(right);
@@ -491,6 +471,20 @@ impl Engine {
                 let kept = self.settle(p);
                 let sequence = &mut self.running[p.index];
                 let decoded = decides && p.start >= sequence.history.prompt().len();
+                if decoded && self.recording != Recording::Off {
+                    let (mut rows, mut draft_margins) = (Vec::new(), Vec::new());
+                    if self.recording == Recording::Rows {
+                        let from =
+                            |i: usize| hidden.as_ref().and_then(|h| h.row(wanted + i, first + p.len - own.len() + i));
+                        let row = |(i, token): (usize, &u32)| RowRecord::new(&own[i][..assigned], *token, from(i));
+                        rows = chosen.iter().enumerate().map(row).collect();
+                        draft_margins = self.speculator.as_mut().map(|s| s.take_margins(p.index)).unwrap_or_default();
+                    }
+                    let (id, position, proposed) = (sequence.id, p.start, drafted.to_vec());
+                    let ended = sequence.has_ended();
+                    let round = RoundRecord { id, position, proposed, accepted, emitted, ended, rows, draft_margins };
+                    self.record.rounds.push(round);
+                }
                 if let (true, Some(speculator)) = (decoded, &mut self.speculator) {
                     let judged = if sequence.has_ended() { accepted } else { p.drafts };
                     speculator.record(sequence, p.drafts, judged, accepted, emitted);
@@ -505,6 +499,14 @@ impl Engine {
             first += p.len;
         }
         self.show(&seen);
+    }
+
+    /// Hidden rows of the last forward pass, where a drafter reads them.
+    fn hidden(&self, planned: &[Planned]) -> Option<HiddenView> {
+        let which = self.speculator.as_ref()?.hidden_rows();
+        let wanted = planned.iter().map(|p| 1 + p.drafts).sum();
+        let all = planned.iter().map(|p| p.len).sum();
+        HiddenView::new(self.model.hidden()?, which, wanted, all)
     }
 
     /// Takes back what a span computed beyond the tokens that count; returns the rows that stay.

@@ -5,8 +5,10 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+mod digest;
 pub mod engine;
 pub mod perplexity;
+pub mod record;
 pub mod request;
 pub mod sample;
 mod scheduler;
@@ -15,5 +17,6 @@ pub mod speculate;
 pub mod stop;
 
 pub use engine::{Engine, EngineOptions};
+pub use record::{Recording, RoundRecord, RowRecord, StepRecord};
 pub use request::{EngineError, Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
 pub use speculate::{Coupling, Rounds, Speculation};

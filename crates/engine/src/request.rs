@@ -7,7 +7,7 @@ use crate::speculate::Rounds;
 use crate::stop::StopError;
 
 /// A request's handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
 /// One answer to be generated.

@@ -123,6 +123,12 @@ pub trait Model: Send {
     /// Which hidden states forward passes leave for a drafter from now on; none at first.
     fn keep_hidden(&mut self, rows: HiddenRows);
 
+    /// The hidden rows that the last forward pass left, `[rows, hidden]` row-major ([`Model::keep_hidden`] says which rows);
+    /// `None` when it left none, or the model does not tell. For records of what a drafter was shown.
+    fn hidden(&self) -> Option<Vec<f32>> {
+        None
+    }
+
     /// Takes a sequence's recurrent state back to `len` positions, exactly; true at once without recurrent layers. False,
     /// changing nothing, when that is more than the last span brought (or than [`TAKE_BACK`]).
     fn take_back(&mut self, slot: usize, len: usize) -> bool;

@@ -123,6 +123,11 @@ impl<B: Backend, N: Network<B>> Model for LoadedModel<B, N> {
         }
     }
 
+    fn hidden(&self) -> Option<Vec<f32>> {
+        let memory = lock(&self.memory);
+        Some(self.backend.read(memory.as_ref()?.hidden.rows.as_ref()?))
+    }
+
     fn take_back(&mut self, slot: usize, len: usize) -> bool {
         if !self.is_recurrent() {
             return true;

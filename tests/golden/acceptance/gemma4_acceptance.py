@@ -175,4 +175,5 @@ def main():
         sys.exit(f"the 4-bit drafter's counts are {found}, {KEPT} has others")
 
 
-main()
+if __name__ == "__main__":
+    main()

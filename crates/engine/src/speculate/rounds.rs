@@ -39,6 +39,9 @@ pub struct Speculator {
     totals: Rounds,
     /// Seconds of the last plain steps of one sequence.
     plain: VecDeque<f64>,
+    /// Whether margins of drafts are kept, and those of the last proposals, by index of the running sequence.
+    keep_margins: bool,
+    margins: Vec<Vec<f32>>,
     errors: usize,
     /// Why it was given up, and whether that was said.
     failure: Option<(String, bool)>,
@@ -53,7 +56,19 @@ impl Speculator {
         let calibrate = options.calibrate;
         let (costs, acceptance) = (Costs::new(), Acceptance::new());
         let (totals, plain) = (Rounds::default(), VecDeque::new());
-        Speculator { drafter, options, costs, acceptance, calibrate, totals, plain, errors: 0, failure: None }
+        Speculator {
+            drafter,
+            options,
+            costs,
+            acceptance,
+            calibrate,
+            totals,
+            plain,
+            keep_margins: false,
+            margins: Vec::new(),
+            errors: 0,
+            failure: None,
+        }
     }
 
     /// What drafts.
@@ -76,6 +91,16 @@ impl Speculator {
         let mut seconds: Vec<f64> = self.plain.iter().copied().collect();
         seconds.sort_by(f64::total_cmp);
         seconds.get(seconds.len() / 2).copied()
+    }
+
+    /// Whether to keep by how much each draft was the drafter's favourite.
+    pub(crate) fn keep_margins(&mut self, keep: bool) {
+        self.keep_margins = keep;
+    }
+
+    /// Margins of the drafts that the running sequence of an index was last proposed.
+    pub(crate) fn take_margins(&mut self, index: usize) -> Vec<f32> {
+        self.margins.get_mut(index).map(std::mem::take).unwrap_or_default()
     }
 
     /// What was measured.
@@ -114,6 +139,7 @@ impl Speculator {
     /// `assigned`; rows of all blocks together stay near `budget`.
     pub fn draft(&mut self, running: &mut [Sequence], most: &[usize], assigned: usize, budget: usize) -> Drafts {
         let mut drafts: Drafts = vec![Vec::new(); running.len()];
+        self.margins.clear();
         let decoding = running.iter().filter(|s| s.is_decoding()).count();
         if self.failure.is_some() || decoding == 0 {
             return drafts;
@@ -138,11 +164,13 @@ impl Speculator {
         let mut chooser = Chooser {
             sequences: chosen.iter().map(|(i, _)| &running[*i]).collect(),
             drafted: vec![Vec::new(); chosen.len()],
+            margins: vec![Vec::new(); chosen.len()],
             assigned,
             options: &self.options,
         };
         let proposed = self.drafter.propose(&asks, &mut chooser);
         let seconds = started.elapsed().as_secs_f64();
+        let margins = chooser.margins;
         match proposed {
             Ok(proposed) => {
                 let depth = proposed.iter().map(Vec::len).max().unwrap_or(0);
@@ -156,6 +184,10 @@ impl Speculator {
                             width.charge(each);
                         }
                     }
+                }
+                if self.keep_margins {
+                    self.margins = vec![Vec::new(); drafts.len()];
+                    chosen.iter().zip(margins).for_each(|((i, _), own)| self.margins[*i] = own);
                 }
                 for ((i, count), mut tokens) in chosen.into_iter().zip(proposed) {
                     // Whatever a drafter returns, no row may stand for a token that is none.
@@ -217,7 +249,11 @@ impl Speculator {
     }
 
     fn candidates(&self, sequence: &Sequence) -> usize {
-        if sequence.takes_the_largest() || self.options.coupling == super::Coupling::Greedy { 1 } else { CANDIDATES }
+        match sequence.takes_the_largest() || self.options.coupling == super::Coupling::Greedy {
+            // The second says by how much the first is the drafter's favourite.
+            true => 1 + usize::from(self.keep_margins),
+            false => CANDIDATES,
+        }
     }
 
     /// Notes what became of a round's drafts; those after the end of an answer were not judged.
@@ -301,6 +337,7 @@ pub fn kept<'a>(
 struct Chooser<'a> {
     sequences: Vec<&'a Sequence>,
     drafted: Vec<Vec<u32>>,
+    margins: Vec<Vec<f32>>,
     assigned: usize,
     options: &'a Speculation,
 }
@@ -318,6 +355,9 @@ impl Choose for Chooser<'_> {
             return None;
         }
         drafted.push(token);
+        if let [first, second, ..] = candidates {
+            self.margins[ask].push(first.logit - second.logit);
+        }
         Some(token)
     }
 }

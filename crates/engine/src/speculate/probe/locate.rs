@@ -5,7 +5,8 @@ use mlxcel_model::drafters::HiddenRows;
 use mlxcel_model::tap::{Site, Tap};
 
 use super::report::What;
-use super::walk::{Block, Walk, digest, sequences};
+use super::walk::{Block, Walk, sequences};
+use crate::digest::digest;
 
 /// Taking rows back from recurrent states.
 const TAKE_BACK: Site = Site { layer: None, op: "take_back" };

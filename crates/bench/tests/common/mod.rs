@@ -1,0 +1,165 @@
+//! A host over the demo checkpoints, with whatever backend and prompts a test wants.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mlxcel_bench::catalogue::Kind;
+use mlxcel_bench::fingerprint::fingerprint;
+use mlxcel_bench::host::{Draft, Host, Loaded, Place, Probed, Wanted};
+use mlxcel_bench::prompts::Prompt;
+use mlxcel_bench::row::{Row, Status};
+use mlxcel_bench::runner::{Item, Outcome, Plan, run};
+use mlxcel_checkpoint::Checkpoint;
+use mlxcel_compute::fault::{Fault, Faulty};
+use mlxcel_cpu::{CpuBackend, Precision};
+use mlxcel_engine::sample::SamplingParams;
+use mlxcel_engine::{Engine, EngineOptions, Speculation};
+use mlxcel_model::drafters::Ngram;
+use mlxcel_model::registry::{self, Pair};
+use mlxcel_text::Tokenizer;
+
+pub fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models")
+}
+
+/// Loads demo checkpoints.
+pub struct TestHost {
+    pub precision: Precision,
+    pub fault: Option<Fault>,
+    pub probed: Probed,
+    /// Tokens of prompts by name; others are encoded as raw text.
+    pub ids: HashMap<String, Vec<u32>>,
+    /// What was said.
+    pub said: Vec<String>,
+    /// Answers of `is_interrupted` that are no.
+    pub patience: usize,
+    /// Targets that were opened.
+    pub loads: Vec<PathBuf>,
+    pub context: Option<usize>,
+}
+
+impl Default for TestHost {
+    fn default() -> Self {
+        TestHost {
+            precision: Precision::Int8,
+            fault: None,
+            probed: Probed::Exact,
+            ids: HashMap::new(),
+            said: Vec::new(),
+            patience: usize::MAX,
+            loads: Vec::new(),
+            context: None,
+        }
+    }
+}
+
+impl TestHost {
+    fn pair(&self, wanted: &Wanted<'_>, target: &Checkpoint) -> Result<(Pair, String), Status> {
+        let refused = |e: &dyn std::fmt::Display| Status::Skipped(e.to_string());
+        let cpu = CpuBackend::new(self.precision, 2);
+        let Draft::Checkpoint { path, .. } = &wanted.draft else {
+            let model = match self.fault {
+                None => registry::load(target, Arc::new(cpu)),
+                Some(fault) => registry::load(target, Arc::new(Faulty::new(cpu, fault))),
+            };
+            let print = fingerprint(&[target]).map_err(Status::Failed)?;
+            return Ok((Pair { model: model.map_err(|e| refused(&e))?, drafter: None }, print));
+        };
+        let draft = Checkpoint::open(path).map_err(|e| refused(&e))?;
+        let pair = match self.fault {
+            None => registry::load_pair(target, &draft, Arc::new(cpu)),
+            Some(fault) => registry::load_pair(target, &draft, Arc::new(Faulty::new(cpu, fault))),
+        };
+        Ok((pair.map_err(|e| refused(&e))?, fingerprint(&[target, &draft]).map_err(Status::Failed)?))
+    }
+}
+
+impl Host for TestHost {
+    fn place(&self) -> Place {
+        Place { device: "a test".into(), threads: 2 }
+    }
+
+    fn load(&mut self, wanted: Wanted<'_>) -> Result<Loaded, Status> {
+        self.loads.push(wanted.target.to_path_buf());
+        let target = Checkpoint::open(wanted.target).map_err(|e| Status::Absent(e.to_string()))?;
+        let (pair, checkpoint) = self.pair(&wanted, &target)?;
+        let tokenizer = Arc::new(Tokenizer::load(wanted.target).map_err(|e| Status::Failed(e.to_string()))?);
+        let encode = |prompt: &Prompt| match self.ids.get(&prompt.name) {
+            Some(ids) => Ok(ids.clone()),
+            None if prompt.text.is_empty() => Err(format!("prompt {}: empty", prompt.name)),
+            None => tokenizer.encode_raw(&prompt.text).map_err(|e| e.to_string()),
+        };
+        let prompts: Vec<_> = wanted.prompts.iter().map(encode).collect();
+        let drafter = match wanted.draft {
+            Draft::Made(drafter) => Some(drafter),
+            Draft::Ngram => Some(Box::new(Ngram::new()) as _),
+            Draft::None | Draft::Checkpoint { .. } => pair.drafter,
+        };
+        let context = self.context.or(Some(1024));
+        let options = EngineOptions { parallel: wanted.parallel, context, reuse: false, ..EngineOptions::default() };
+        let speculation = Speculation { calibrate: 0, ..Speculation::default() };
+        let engine = match drafter {
+            Some(drafter) => Engine::with_drafter(pair.model, tokenizer, options, drafter, speculation),
+            None => Engine::new(pair.model, tokenizer, options),
+        };
+        let engine = engine.map_err(|e| Status::Skipped(e.to_string()))?;
+        Ok(Loaded { engine, probed: self.probed.clone(), prompts, checkpoint })
+    }
+
+    fn say(&mut self, line: &str) {
+        self.said.push(line.into());
+    }
+
+    fn is_interrupted(&mut self) -> bool {
+        self.patience = self.patience.saturating_sub(1);
+        self.patience == 0
+    }
+}
+
+/// A demo pairing.
+pub fn item(name: &str, kind: Kind, target: &str, drafter: Option<&str>) -> Item {
+    let path = |name: &str| Ok(models().join(name));
+    Item { name: name.into(), kind, target: path(target), drafter: drafter.map(path) }
+}
+
+pub fn gemma() -> Item {
+    item("gemma", Kind::Mtp, "gemma-4-tiny-it-4bit", Some("gemma-4-tiny-it-assistant-4bit"))
+}
+
+pub fn prompt(name: &str, text: &str) -> Prompt {
+    Prompt { name: name.into(), text: text.into(), raw: true }
+}
+
+pub const STORY: &str = "Once upon a time, there was a little fox named Nora. Nora lived in the forest with";
+pub const CODE: &str =
+    "import os\nimport sys\n\n\nclass Config:\n    def __init__(self, path):\n        self.path = path\n\n    def";
+
+pub fn plan(items: Vec<Item>) -> Plan {
+    Plan {
+        items,
+        ks: vec![Some(2), Some(4)],
+        batches: vec![1],
+        prompts: vec![prompt("story", STORY)],
+        max_tokens: 40,
+        sampling: SamplingParams::default(),
+        ignore_eos: true,
+        repeat: 2,
+        warmup: 0,
+        simulate: None,
+        trace: false,
+    }
+}
+
+/// Runs a plan; rows come to the sink in the order of the outcome.
+pub fn sweep(plan: &Plan, host: &mut TestHost) -> Outcome {
+    let mut streamed: Vec<Row> = Vec::new();
+    let outcome = run(plan, host, |rows| {
+        streamed.extend_from_slice(rows);
+        Ok::<(), std::convert::Infallible>(())
+    });
+    let outcome = outcome.unwrap_or_else(|e| match e {});
+    assert_eq!(outcome.rows, streamed);
+    outcome
+}
