@@ -11,6 +11,8 @@ use mlxcel_compute::format::DType;
 use mlxcel_cpu::Precision;
 use mlxcel_engine::speculate::MAX_BLOCK;
 
+use crate::serve::args::ServeArgs;
+
 /// Runs MLX-format language models on this machine.
 #[derive(Debug, Parser)]
 #[command(
@@ -39,6 +41,8 @@ pub enum Verb {
     Perplexity(PerplexityArgs),
     /// Check that blocks of drafts get the bytes of single steps, and name the operation where they do not
     Probe(ProbeArgs),
+    /// Serve a model over HTTP (OpenAI's and llama-server's APIs)
+    Serve(Box<ServeArgs>),
     /// Convert a float checkpoint or a GGUF file to MLX's layout, quantised or not
     Convert(ConvertArgs),
     /// Fetch a model from the hub into the model store
@@ -255,13 +259,16 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Cli {
         let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
         if empty { arg.env(Resettable::Reset) } else { arg }
     };
-    let command = Cli::command().mut_subcommands(|verb| verb.mut_args(set));
+    let command = Cli::command().mut_subcommands(|verb| match verb.get_name() {
+        "serve" => verb.mut_args(crate::serve::args::variable),
+        _ => verb.mut_args(set),
+    });
     let matches = command.get_matches_from(spelled_out(args));
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
-/// The arguments with `-md`, which users of other engines type, as `--model-draft`.
-fn spelled_out(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+/// The arguments with `-md` and `-np`, which users of other engines type, as `--model-draft` and `--parallel`.
+pub(crate) fn spelled_out(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut rest = false;
     args.map(|arg| {
         // What follows -- is nobody's flag.
@@ -269,6 +276,7 @@ fn spelled_out(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
         match arg.to_str() {
             _ if rest => arg,
             Some("-md") => "--model-draft".into(),
+            Some("-np") => "--parallel".into(),
             Some(text) => text.strip_prefix("-md=").map_or(arg.clone(), |path| format!("--model-draft={path}").into()),
             None => arg,
         }

@@ -23,4 +23,5 @@ pub mod probe;
 pub mod pull;
 pub mod rm;
 pub mod run;
+pub mod serve;
 pub mod units;

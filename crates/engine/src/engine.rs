@@ -14,10 +14,11 @@ use mlxcel_text::Tokenizer;
 use crate::cache::pages::{PagePool, pages_needed};
 use crate::cache::states::States;
 use crate::record::{HiddenView, Recording, RoundRecord, RowRecord, StepRecord};
-use crate::request::{EngineError, Event, FinishReason, Request, RequestError, RequestId};
+use crate::request::{EngineError, Event, FinishReason, Request, RequestError, RequestId, Running};
 use crate::scheduler::{Known, Planned, plan};
 use crate::sequence::Sequence;
 use crate::speculate::rounds::{Drafts, Speculator, kept};
+use crate::speculate::width::Width;
 use crate::speculate::{MAX_BLOCK, Speculation};
 use parked::Parked;
 
@@ -211,6 +212,29 @@ impl Engine {
     /// What an operator should know and has not been told yet.
     pub fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
+    }
+
+    /// Requests that wait for a slot.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// True when every slot is taken.
+    pub fn is_full(&self) -> bool {
+        self.running.len() >= self.options.parallel
+    }
+
+    /// The requests in slots.
+    pub fn running(&self) -> impl Iterator<Item = Running> {
+        self.running.iter().map(|s| Running {
+            id: s.id,
+            prompt: s.history.prompt().len(),
+            cached: s.cached,
+            computed: s.computed,
+            tokens: s.history.len(),
+            width: s.width.as_ref().map_or(1, Width::settled),
+            rounds: s.rounds,
+        })
     }
 
     /// True when nothing runs or waits.

@@ -18,5 +18,7 @@ pub mod stop;
 
 pub use engine::{Engine, EngineOptions};
 pub use record::{Recording, RoundRecord, RowRecord, StepRecord};
-pub use request::{EngineError, Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
+pub use request::{
+    EngineError, Event, FinishReason, Finished, Request, RequestError, RequestId, Running, Timings, TokenEvent,
+};
 pub use speculate::{Coupling, Rounds, Speculation};

@@ -32,6 +32,25 @@ pub struct Request {
     pub block_size: Option<usize>,
 }
 
+/// A request in a slot, between steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// The request.
+    pub id: RequestId,
+    /// Tokens of its prompt.
+    pub prompt: usize,
+    /// Of those, taken from the cache.
+    pub cached: usize,
+    /// Positions computed.
+    pub computed: usize,
+    /// Tokens known: prompt and answer.
+    pub tokens: usize,
+    /// The block width that it settled at; 1 = it does not draft.
+    pub width: usize,
+    /// What its rounds came to.
+    pub rounds: Rounds,
+}
+
 /// Why a request cannot be taken: the client's fault, always.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {

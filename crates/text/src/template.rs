@@ -149,6 +149,11 @@ impl ChatTemplate {
         &self.main
     }
 
+    /// Its source, as it is compiled: without blocks that only training needs.
+    pub fn source(&self) -> String {
+        self.env.get_template(&self.main).map(|template| template.source().to_string()).unwrap_or_default()
+    }
+
     /// What a careful owner wants to know at start-up: names of filters and tests that this engine does not have, each
     /// with its line. Only messages that reach such a line fail.
     pub fn warnings(&self) -> &[String] {

@@ -6,7 +6,7 @@ use mlxcel_cli::args::{self, Verb};
 use mlxcel_cli::locate::Environment;
 #[cfg(feature = "hub")]
 use mlxcel_cli::pull;
-use mlxcel_cli::{convert, generate, inspect, list, perplexity, probe, rm, run};
+use mlxcel_cli::{convert, generate, inspect, list, perplexity, probe, rm, run, serve};
 
 fn main() -> ExitCode {
     let cli = args::parse(std::env::args_os());
@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(&args, &environment),
         Verb::Perplexity(args) => perplexity::run(&args, &environment),
         Verb::Probe(args) => probe::run(&args, &environment),
+        Verb::Serve(args) => serve::run(&args, &environment),
         Verb::Convert(args) => convert::run(&args),
         #[cfg(feature = "hub")]
         Verb::Pull(args) => pull::run(&args, &environment),

@@ -1,0 +1,26 @@
+//! HTTP serving: an engine on a thread of its own, and routes that speak to it.
+//!
+//! [`router`] makes an axum router of an [`App`]; [`serve`] runs it on a listener until it is told to stop. The server sees the engine
+//! and the text crate, no model family and no kernel.
+#![forbid(unsafe_code)]
+
+mod app;
+mod chat;
+mod completion;
+mod facts;
+mod failure;
+mod generate;
+mod logprobs;
+mod metrics;
+mod native;
+mod prompt;
+mod serve;
+mod sse;
+mod worker;
+
+pub use app::{App, Options, Shared, now, router};
+pub use facts::{Facts, Size, Speculation};
+pub use failure::Dialect;
+pub use metrics::Metrics;
+pub use serve::serve;
+pub use worker::{Ready, State, Status, Worker};
