@@ -17,7 +17,7 @@ use subtle::ConstantTimeEq;
 use crate::failure::Dialect;
 use crate::metrics::Metrics;
 use crate::worker::Worker;
-use crate::{Facts, chat, completion, native};
+use crate::{Facts, chat, completion, messages, native};
 
 /// What an operator sets.
 #[derive(Clone, Debug)]
@@ -82,6 +82,8 @@ pub fn router(app: Shared) -> Router {
         .route("/v1/chat/completions", post(chat::route))
         .route("/chat/completions", post(chat::route))
         .route("/v1/completions", post(completion::route))
+        .route("/v1/messages", post(messages::route))
+        .route("/v1/messages/count_tokens", post(messages::count))
         .route("/v1/models", get(native::models))
         .route("/v1/models/{*id}", get(native::model))
         .route("/tokenize", post(native::tokenize))

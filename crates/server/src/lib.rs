@@ -11,6 +11,7 @@ mod facts;
 mod failure;
 mod generate;
 mod logprobs;
+mod messages;
 mod metrics;
 mod native;
 mod prompt;
