@@ -65,8 +65,9 @@ fn invalid(error: &RequestError, prompt: &str) -> ApiError {
         RequestError::Stop(_) => of("stop"),
         RequestError::Sampling(error) => {
             let text = error.to_string();
-            let (param, rest) = text.split_once(": ").unwrap_or(("sampling", &text));
-            ApiError::parameter(param, rest)
+            // The message begins with the parameter, and sometimes with what of it.
+            let (param, rest) = text.split_once([' ', ':']).unwrap_or(("sampling", &text));
+            ApiError::parameter(param, rest.trim_start())
         }
     }
 }
