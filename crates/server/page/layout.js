@@ -14,7 +14,9 @@ export class Panes {
       query.addEventListener("change", () => this.set(name, query.matches, false));
       this.set(name, query.matches, false);
     }
-    byId("backdrop").addEventListener("click", () => this.closeDrawers());
+    for (const node of [byId("backdrop"), ...document.querySelectorAll("aside .close")]) {
+      node.addEventListener("click", () => this.closeDrawers());
+    }
   }
 
   /** Opens or closes a pane. */
@@ -51,10 +53,9 @@ export class Follower {
   constructor() {
     this.scroller = byId("scroller");
     this.following = true;
+    this.top = 0; // where this last put the reader
     this.scroller.addEventListener("scroll", () => {
-      const { scrollTop, scrollHeight, clientHeight } = this.scroller;
-      this.following = scrollHeight - scrollTop - clientHeight < 48;
-      byId("to-end").hidden = this.following;
+      this.#set(this.#gap() < 48);
     });
     byId("to-end").addEventListener("click", () => this.toEnd());
     // A taller message field or a phone's keyboard takes room from the conversation.
@@ -62,12 +63,27 @@ export class Follower {
   }
 
   toEnd() {
-    this.following = true;
+    this.top = 0;
+    this.#set(true);
     this.follow();
   }
 
   follow() {
-    if (this.following) this.scroller.scrollTop = this.scroller.scrollHeight;
+    // Text may come between the reader's scrolling and the event that tells of it.
+    if (this.scroller.scrollTop < this.top - 2 && this.#gap() > 2) this.#set(false);
+    if (!this.following) return;
+    this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.top = this.scroller.scrollTop;
+  }
+
+  #gap() {
+    const { scrollTop, scrollHeight, clientHeight } = this.scroller;
+    return scrollHeight - scrollTop - clientHeight;
+  }
+
+  #set(following) {
+    this.following = following;
+    byId("to-end").hidden = following;
   }
 }
 

@@ -15,12 +15,14 @@ export class Panel {
       this.showMode();
       changed();
     });
-    byId("k").addEventListener("change", (event) => {
-      const k = Math.round(Number(event.target.value));
-      settings.k = Number.isFinite(k) ? Math.min(MAX_K, Math.max(MIN_K, k)) : settings.k;
-      this.showMode();
+    byId("k").addEventListener("input", (event) => {
+      const k = Number(event.target.value);
+      if (!Number.isInteger(k) || k < MIN_K || k > MAX_K) return;
+      settings.k = k;
       changed();
     });
+    // What is no width gives way to the last that was.
+    byId("k").addEventListener("change", () => this.showMode());
     this.showMode();
   }
 
@@ -72,7 +74,7 @@ export class Panel {
     if (timings) this.show(timings, { perSecond: f.perSecond, width: f.width });
     this.measured = f.perSecond !== null;
     if (!this.measured) return this.showMode();
-    const rate = f.drafted ? ` · ${percent(f.acceptance)}` : "";
+    const rate = f.drafted ? ` · ${show(100 * f.acceptance, 0)} %` : "";
     byId("pill-text").textContent = `${show(f.perSecond, 0)} tok/s${rate}`;
   }
 
