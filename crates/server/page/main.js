@@ -115,7 +115,7 @@ async function answer() {
 
 function describe(error) {
   const known = error instanceof ApiError ? error : new ApiError(String(error?.message ?? error));
-  if (known.status === 401) connect();
+  if (known.status === 401 || known.code === "unreachable") connect();
   return { message: known.message, advice: known.advice.text, action: known.advice.action };
 }
 

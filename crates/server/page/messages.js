@@ -141,7 +141,7 @@ class AnswerView {
     const again = make("button", { type: "button", class: "quiet", onclick: actions.regenerate }, "Regenerate");
     const parts = [];
     if (!running && content) parts.push(copyButton);
-    if (!running && last) parts.push(again);
+    if (!running && last && error?.action !== "retry") parts.push(again);
     if (!running && timings) parts.push(make("span", { class: "cost" }, cost(this.message)));
     this.foot.replaceChildren(...parts);
   }

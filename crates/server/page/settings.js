@@ -3,6 +3,8 @@
 import { byId } from "./dom.js";
 import { check, defaultSettings, FIELDS } from "./state.js";
 
+const UNSET = { seed: "random", max_tokens: "no limit" };
+
 /** The dialog over `settings`, changed in place; `store` keeps them, `keyChanged()` hears of another API key. */
 export class SettingsDialog {
   constructor(settings, store, keyChanged) {
@@ -53,7 +55,8 @@ export class SettingsDialog {
     for (const name of Object.keys(FIELDS)) {
       const value = name === "repetition_penalty" ? (values[name] ?? values.repeat_penalty) : values[name];
       const usable = typeof value === "number" && check(name, String(value)) === "";
-      byId(`set-${name}`).placeholder = usable ? String(Number(value.toPrecision(6))) : name === "seed" ? "random" : "";
+      // The server writes 32-bit floats: 0.95 comes as 0.949999988.
+      byId(`set-${name}`).placeholder = usable ? String(Number(value.toPrecision(6))) : (UNSET[name] ?? "");
     }
   }
 

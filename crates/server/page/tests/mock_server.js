@@ -5,7 +5,7 @@ import { createServer } from "node:http";
 
 const PAGE = new URL("../", import.meta.url);
 const TYPES = { html: "text/html", js: "text/javascript", css: "text/css", svg: "image/svg+xml" };
-export const CSP = "default-src 'self'";
+export const CSP = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 export const SAMPLE = `## Speculative decoding
 
@@ -42,7 +42,7 @@ const XSS = `<img src=x onerror="window.pwned=1"> <script>window.pwned=1</script
 
 /** Starts one on a free port of the loopback. `options`: delay (ms a chunk), key, speculation, loading. */
 export async function startServer(options = {}) {
-  const state = { delay: 3, speculation: { enabled: true, kind: "mtp", drafter: "models/tiny-assistant", block_size: null }, requests: [], open: 0, ...options };
+  const state = { delay: 1, speculation: { enabled: true, kind: "mtp", drafter: "models/tiny-assistant", block_size: null }, requests: [], open: 0, ...options };
   const server = createServer((request, response) => {
     handle(state, request, response).catch((error) => {
       if (!response.headersSent) response.writeHead(500);
@@ -75,7 +75,7 @@ async function handle(state, request, response) {
     return refuse(response, 401, "expected an API key in the Authorization header, found none or another", "authentication_error");
   }
   if (path === "/props") {
-    const defaults = { temperature: 1, top_p: 0.95, top_k: 64, min_p: 0, repetition_penalty: 1, max_tokens: -1, seed: -1 };
+    const defaults = { temperature: 1, top_p: 0.949999988, top_k: 64, min_p: 0, repetition_penalty: 1, max_tokens: -1, seed: -1 };
     return json(response, 200, { model_alias: "gemma-4-tiny-it", n_ctx: 8192, speculation: state.speculation, default_generation_settings: defaults });
   }
   if (path === "/v1/chat/completions" && request.method === "POST") return complete(state, JSON.parse(text), response);
