@@ -16,10 +16,18 @@ const MAX_DEPTH = 12;
  * Parses a document, which may be cut anywhere.
  * @returns {Array} blocks: {type: "heading", level, children}, {type: "paragraph", children}, {type: "rule"},
  *   {type: "code", lang, text}, {type: "quote", blocks}, {type: "list", ordered, start, tight, items: [{checked, blocks}]},
- *   {type: "table", align, head, rows}. Each top-level block has its source in `raw`; equal sources are equal blocks.
+ *   {type: "table", align, head, rows}. Each top-level block has its source in `raw`, and in `offset` where that begins
+ *   (with line ends counted as one character); equal sources are equal blocks.
  */
 export function parseMarkdown(source) {
-  return parseBlocks(source.replace(/\r\n?/g, "\n").split("\n"), 0);
+  const lines = source.replace(/\r\n?/g, "\n").split("\n");
+  const blocks = parseBlocks(lines, 0);
+  let [line, start] = [0, 0];
+  for (const block of blocks) {
+    for (; line < block.line; line += 1) start += lines[line].length + 1;
+    block.offset = start;
+  }
+  return blocks;
 }
 
 function parseBlocks(lines, depth) {
@@ -33,7 +41,7 @@ function parseBlocks(lines, depth) {
     const start = at;
     const [block, end] = blockAt(lines, at, depth);
     at = end;
-    if (depth === 0) block.raw = lines.slice(start, end).join("\n");
+    if (depth === 0) Object.assign(block, { line: start, raw: lines.slice(start, end).join("\n") });
     blocks.push(block);
   }
   return blocks;

@@ -3,26 +3,37 @@
 
 import { parseMarkdown } from "./markdown.js";
 
+// What is added to a text can change the block it is added to and the one before, which it may continue: "2" is a paragraph
+// until it turns out to be "2. ", the next item of the list above. One more for good measure.
+const UNSETTLED = 3;
+
 /** Shows one markdown text in `root`, and its later versions. */
 export class MarkdownView {
   constructor(root) {
     this.root = root;
     this.doc = root.ownerDocument;
-    this.shown = [];
+    this.source = "";
+    this.shown = []; // the {raw, offset} of each block
   }
 
   /** Makes `root` show `source`. */
   update(source) {
-    const blocks = parseMarkdown(source);
-    blocks.forEach((block, i) => {
+    const grows = source.startsWith(this.source) && !source.includes("\r");
+    const settled = grows ? Math.max(0, this.shown.length - UNSETTLED) : 0;
+    const offset = settled ? this.shown[settled].offset : 0;
+    const kept = this.shown.slice(0, settled);
+    for (const block of parseMarkdown(source.slice(offset))) {
+      const i = kept.length;
       const old = this.shown[i];
-      if (old === block.raw) return;
+      kept.push({ raw: block.raw, offset: offset + block.offset });
+      if (old?.raw === block.raw) continue;
       const node = renderBlock(block, this.doc);
       if (old === undefined) this.root.appendChild(node);
       else morph(this.root.childNodes[i], node);
-    });
-    while (this.root.childNodes.length > blocks.length) this.root.removeChild(this.root.lastChild);
-    this.shown = blocks.map((block) => block.raw);
+    }
+    while (this.root.childNodes.length > kept.length) this.root.removeChild(this.root.lastChild);
+    this.source = source;
+    this.shown = kept;
   }
 }
 

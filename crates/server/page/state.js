@@ -178,7 +178,16 @@ export function title({ messages }) {
   return letters.length > 60 ? `${letters.slice(0, 59).join("")}…` : line || "New chat";
 }
 
-/** The messages that an answer after message `count` replies to: answers that are empty or failed are left out. */
+/**
+ * The messages that an answer after message `count` replies to. An answer that failed is left out, and the messages around it
+ * become one: many templates refuse two of a role in a row.
+ */
 export function history(messages, count = messages.length) {
-  return messages.slice(0, count).filter((m) => m.role === "user" || m.content !== "");
+  const told = [];
+  for (const { role, content } of messages.slice(0, count)) {
+    if (role === "assistant" && content === "") continue;
+    if (told.at(-1)?.role === role) told.at(-1).content += `\n\n${content}`;
+    else told.push({ role, content });
+  }
+  return told;
 }

@@ -187,6 +187,31 @@ test("a text shown as it grows is the text shown at once", () => {
   for (const source of ATTACKS) assert.equal(firstDifference(view, source, 1), -1, source);
 });
 
+test("random texts as well", () => {
+  const pieces = ["\n", "\n", "\n\n", "- ", "1. ", "2. ", "> ", "```", "~~~", "# ", "|", "a | b\n", "-|-\n", "---", "  ", "    ", "x", "**", "*", "`", "[a](", "https://x.org", ")", "\\", "- [ ] ", "\t"];
+  let state = 1;
+  const random = (n) => (state = (state * 48271) % 2147483647) % n;
+  for (let round = 0; round < 400; round += 1) {
+    const source = Array.from({ length: 24 }, () => pieces[random(pieces.length)]).join("");
+    assert.equal(firstDifference(view, source, 1 + random(3)), -1, JSON.stringify(source));
+  }
+});
+
+test("a long text that grows is not read again from its beginning", () => {
+  const { markdown } = view();
+  const paragraph = "Some *text* with `code`, and some more of it to fill a line.\n\n";
+  let source = paragraph.repeat(2000);
+  markdown.update(source);
+  const time = (work) => {
+    const start = performance.now();
+    for (let i = 0; i < 10; i += 1) work();
+    return performance.now() - start;
+  };
+  const grown = time(() => markdown.update((source += paragraph)));
+  const whole = time(() => parseMarkdown(source));
+  assert.ok(grown < whole / 3, `${grown} ms to grow, ${whole} ms to read`);
+});
+
 test("the check of growing can fail", () => {
   const stale = () => {
     const { root, markdown } = view();

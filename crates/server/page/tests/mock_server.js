@@ -92,7 +92,7 @@ function refuse(response, status, message, type, more = {}, headers = {}) {
 }
 
 async function complete(state, body, response) {
-  const said = body.messages.at(-1).content;
+  const said = body.messages.at(-1).content.split("\n\n").at(-1);
   if (said === "busy") return refuse(response, 503, "the queue is full", "overloaded_error", {}, { "retry-after": "2" });
   if (said === "too long") {
     return refuse(response, 400, "messages: at most 8191 tokens expected, found 9000", "invalid_request_error", { param: "messages", code: "context_length_exceeded" });

@@ -124,7 +124,9 @@ test("titles and histories", () => {
   assert.equal(title({ messages: [say("  a\nb")] }), "a");
   assert.equal([...title({ messages: [say("👩".repeat(99))] })].length, 60);
   const failed = { role: "assistant", content: "" };
-  assert.deepEqual(history([say("a"), failed, say("b")]), [say("a"), say("b")]);
+  const messages = [say("a"), failed, say("b"), { role: "assistant", content: "c", reasoning: "r" }, say("d")];
+  assert.deepEqual(history(messages), [say("a\n\nb"), { role: "assistant", content: "c" }, say("d")]);
+  assert.equal(messages[0].content, "a");
   assert.deepEqual(history([say("a"), failed, say("b")], 1), [say("a")]);
 });
 
