@@ -19,6 +19,10 @@ identity:
 ci:
     bash .ci/run
 
+# The web page's tests, in Node and headless Chromium
+page:
+    bash tools/page_test.sh
+
 # Format and lint
 lint:
     cargo fmt --all
