@@ -17,7 +17,7 @@ use subtle::ConstantTimeEq;
 use crate::failure::Dialect;
 use crate::metrics::Metrics;
 use crate::worker::Worker;
-use crate::{Facts, chat, completion, messages, native};
+use crate::{Facts, chat, completion, messages, native, page};
 
 /// What an operator sets.
 #[derive(Clone, Debug)]
@@ -94,8 +94,12 @@ pub fn router(app: Shared) -> Router {
         .route("/metrics", get(native::metrics))
         .route("/v1/internal/mtp-policy", get(native::mtp_policy))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), authorised));
-    // Whoever watches over the process has no key.
-    let open = Router::new().route("/health", get(native::health)).route("/v1/health", get(native::health));
+    // Whoever watches over the process has no key, and the page asks for one.
+    let open = Router::new()
+        .route("/", get(page::index))
+        .route("/page/{name}", get(page::file))
+        .route("/health", get(native::health))
+        .route("/v1/health", get(native::health));
     api.merge(open).fallback(nowhere).method_not_allowed_fallback(wrong_method).with_state(app)
 }
 

@@ -14,6 +14,7 @@ mod logprobs;
 mod messages;
 mod metrics;
 mod native;
+mod page;
 mod prompt;
 mod serve;
 mod sse;

@@ -226,12 +226,16 @@ impl Serving<'_> {
             if !self.engine.is_idle() {
                 let events = self.engine.step();
                 self.metrics.step(&self.engine, &events);
+                // Whoever hears that an answer ended finds its slot free.
+                self.tell(State::Ready);
                 events.into_iter().for_each(|event| self.deliver(event));
                 for warning in self.engine.take_warnings() {
                     tracing::warn!("{warning}");
                 }
             }
-            self.tell(State::Ready);
+            if self.engine.is_idle() {
+                self.tell(State::Ready);
+            }
         }
     }
 

@@ -129,6 +129,9 @@ fn messages_speak_anthropics_dialect() {
 #[test]
 fn the_server_tells_about_itself() {
     let server = Server::start(Setup::default());
+    let (status, page) = server.get("/");
+    assert!(status == 200 && page.contains("<html"), "{page}");
+    assert_eq!((server.get("/page/main.js").0, server.get("/page/other.js").0), (200, 404));
     let (_, models) = server.get("/v1/models");
     assert!(models.contains("gemma-4-tiny-it-4bit") && models.contains("\"alias\""), "{models}");
     assert_eq!(server.get("/v1/models/alias").0, 200);
