@@ -320,9 +320,9 @@ fn without_reuse_nothing_is_kept() {
     assert_eq!(driver.engine.cache_stats(), mlxcel_engine::CacheStats::default());
 }
 
-/// A failing request leaves what was computed before the fault, which is sound, and nothing else.
+/// After a failure nothing is offered again that the failed request alone came by; what others share stays.
 #[test]
-fn a_failed_request_leaves_only_what_is_sound() {
+fn a_failed_request_leaves_only_what_others_share() {
     for recurrent in [false, true] {
         let script = |seen: &[u32]| match (seen[0], seen.len()) {
             (430, 46) => Row::Broken,
@@ -333,13 +333,13 @@ fn a_failed_request_leaves_only_what_is_sound() {
         let mut driver = Driver::new(broken, options);
         let text: Vec<u32> = (0..40).map(|i| 430 + i % 60).collect();
         let ask = |len: usize| Request { ignore_eos: true, ..sampled(text[..len].to_vec(), 20, 1) };
+        driver.ask(greedy([&text[..26], &[500; 8]].concat(), 1));
         let failed = driver.ask(ask(40));
         assert!(matches!(failed.answer.reason, FinishReason::Error(_)), "{:?}", failed.answer.reason);
         driver.engine.audit_cache().unwrap_or_else(|e| panic!("{e}"));
-        // The pages up to 44 came from passes that went well.
         let shorter = Request { max_tokens: Some(4), ..ask(38) };
         let record = driver.ask(shorter.clone());
-        assert!(recurrent || record.cached_tokens == 36, "{}", record.cached_tokens);
+        assert!(recurrent || record.cached_tokens == 24, "{}", record.cached_tokens);
         assert_eq!(record.answer, alone(model(recurrent), shorter));
         let again = driver.ask(ask(40));
         assert!(matches!(again.answer.reason, FinishReason::Error(_)));

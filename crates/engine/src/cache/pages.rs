@@ -6,7 +6,7 @@
 use mlxcel_compute::{KvGroup, NO_PAGE};
 
 /// Positions behind the newest that a window group still serves: taking back up to this many costs nothing. Covers the widest
-/// verify block.
+/// verify block, and a conversation that goes on a little before its cached end.
 pub const SLACK: usize = 64;
 
 /// The pages of each group, and who holds them.

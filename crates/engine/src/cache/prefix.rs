@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use mlxcel_compute::NO_PAGE;
 
-use super::pages::{PagePool, PageTable};
+use super::pages::{PagePool, PageTable, SLACK};
 use super::snapshots::Snapshots;
 
 /// A node's number; it may be given to another node later.
@@ -178,12 +178,16 @@ impl PrefixCache {
 
     /// Lets a sequence without pages go on from a place, and pins it there.
     pub fn resume(&mut self, place: &Place, table: &mut PageTable, pool: &mut PagePool) -> NodeId {
+        // A sequence that had computed all this itself would have kept a little more than it sees.
+        let first = |group: usize| {
+            let least = self.first_seen(group, place.len.saturating_sub(SLACK));
+            let there = |id: &&NodeId| self.node(**id).pages[group] != NO_PAGE;
+            least.max(place.path.len() - place.path.iter().rev().take_while(there).count())
+        };
+        let first: Vec<usize> = (0..self.windows.len()).map(first).collect();
         for (index, id) in place.path.iter().enumerate() {
-            let seen = |group: usize| index >= self.first_seen(group, place.len);
-            let pages: Vec<u32> = (0..self.windows.len())
-                .map(|group| if seen(group) { self.node(*id).pages[group] } else { NO_PAGE })
-                .collect();
-            pool.share(table, &pages);
+            let of = |group: usize| if index >= first[group] { self.node(*id).pages[group] } else { NO_PAGE };
+            pool.share(table, &(0..first.len()).map(of).collect::<Vec<u32>>());
         }
         if let Some(tail) = place.tail {
             // It is written to from now on: nobody else may find it.
@@ -252,12 +256,13 @@ impl PrefixCache {
         self.node_mut(id).pins += 1;
     }
 
-    /// A sequence of `len` positions that had come as far as this uses it no longer.
-    pub fn unpin(&mut self, id: NodeId, len: usize, pool: &mut PagePool) {
+    /// A sequence of `len` positions that had come as far as this uses it no longer; `forget` says to forget the way to it from where
+    /// it is nobody else's.
+    pub fn unpin(&mut self, id: NodeId, len: usize, forget: bool, pool: &mut PagePool) {
         self.node_mut(id).pins -= 1;
         let path = self.path_to(id);
         self.touch(&path, len);
-        self.prune(id, pool);
+        self.prune(id, forget, pool);
     }
 
     /// The newest snapshot on the way to a node, at no more than `len` positions: its node, and the pages before it.
@@ -314,20 +319,20 @@ impl PrefixCache {
         if self.windows[group].is_none() || self.is_tail(id) {
             let parent = self.node(id).parent;
             self.remove(id, pool);
-            self.prune(parent, pool);
+            self.prune(parent, false, pool);
         } else {
             self.give_up(id, group, pool);
-            self.prune(id, pool);
+            self.prune(id, false, pool);
         }
         true
     }
 
-    /// Removes nodes that hold nothing and lead nowhere, from `id` upwards.
-    fn prune(&mut self, mut id: NodeId, pool: &mut PagePool) {
+    /// Removes nodes that lead nowhere, from `id` upwards: those that hold nothing, or whatever they hold.
+    fn prune(&mut self, mut id: NodeId, all: bool, pool: &mut PagePool) {
         while id != ROOT {
             let node = self.node(id);
             let empty = node.pages.iter().all(|p| *p == NO_PAGE);
-            if !empty || node.pins > 0 || !node.children.is_empty() || !node.tails.is_empty() {
+            if !(empty || all) || node.pins > 0 || !node.children.is_empty() || !node.tails.is_empty() {
                 return;
             }
             let parent = node.parent;
@@ -369,14 +374,14 @@ impl PrefixCache {
         }
     }
 
-    /// Notes that a path was of use up to `len` positions: all of it for full layers, what a row there sees for windows. The
+    /// Notes that a path was of use up to `len` positions: all of it for full layers, what rows there see for windows. The
     /// end of a path goes before its beginning in full layers, and after it in windows.
     fn touch(&mut self, path: &[NodeId], len: usize) {
         for group in 0..self.windows.len() {
             if self.windows[group].is_none() {
                 path.iter().rev().for_each(|id| self.restamp(*id, group..group + 1));
             } else {
-                let first = self.first_seen(group, len).min(path.len());
+                let first = self.first_seen(group, len.saturating_sub(SLACK)).min(path.len());
                 path[first..].iter().for_each(|id| self.restamp(*id, group..group + 1));
             }
         }

@@ -177,7 +177,7 @@ impl Engine {
                 self.model.restore_state(slot(sequence), state);
             }
             cache.pin(node);
-            cache.unpin(std::mem::replace(&mut sequence.node, node), at, &mut self.pool);
+            cache.unpin(std::mem::replace(&mut sequence.node, node), at, false, &mut self.pool);
             sequence.inserted = depth;
             cache.shrink(&mut self.pool);
         }
@@ -191,11 +191,19 @@ impl Engine {
         if let Some(cache) = &mut self.cache {
             let full = sequence.inserted * self.pool.page_len();
             let tokens = &sequence.history.tokens()[..sequence.computed];
+            let decoded = tokens.len() > sequence.history.prompt().len();
+            if decoded {
+                // A block began earlier than plain decoding's last row, and kept more of a window for that.
+                self.pool.drop_behind(&mut sequence.pages, tokens.len() - 1);
+                cache.shrink(&mut self.pool);
+            }
             if tokens.len() > full {
                 cache.insert_tail(sequence.node, &tokens[full..], &sequence.pages, sequence.inserted, &mut self.pool);
             }
-            left = Left { tokens: tokens.to_vec(), decoded: tokens.len() > sequence.history.prompt().len() };
-            cache.unpin(sequence.node, full, &mut self.pool);
+            left = Left { tokens: tokens.to_vec(), decoded };
+            // After a fault nothing that it alone came by is offered again: should the fault be in there, the next one is spared.
+            let failed = sequence.computed == 0;
+            cache.unpin(sequence.node, full, failed, &mut self.pool);
         }
         self.pool.release(sequence.pages);
         self.states.release(slot, left);
