@@ -4,14 +4,15 @@
 mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
 
 use common::drafts::{Known, Plan};
 use common::scripted::{PAGE, Row, SMALL, SNAPSHOT, Scripted, hash_row};
 use common::{Driver, Record, Rng, alone, greedy, sampled, tokenizer};
 use mlxcel_engine::cache::prefix::CacheFault;
 use mlxcel_engine::{Engine, EngineOptions, FinishReason, Request, RequestId, Speculation};
-use mlxcel_model::Model;
-use mlxcel_model::drafters::{Classic, Drafter};
+use mlxcel_model::drafters::{Ask, Choose, Classic, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
+use mlxcel_model::{Model, ModelError};
 
 /// Bytes of a scripted page in both groups.
 const PAGE_BYTES: usize = 2 * PAGE * 8;
@@ -39,7 +40,8 @@ fn prompt(known: &[Vec<u32>], most: usize, rng: &mut Rng) -> Vec<u32> {
 
 fn request(prompt: Vec<u32>, rng: &mut Rng) -> Request {
     let tokens = 1 + rng.below(14);
-    let mut request = if rng.below(2) == 0 { greedy(prompt, tokens) } else { sampled(prompt, tokens, rng.below(3) as u64) };
+    let mut request =
+        if rng.below(2) == 0 { greedy(prompt, tokens) } else { sampled(prompt, tokens, rng.below(3) as u64) };
     request.ignore_eos = rng.below(3) > 0;
     request.block_size = [None, Some(1), Some(4), Some(9), Some(16)][rng.below(5)];
     request
@@ -67,7 +69,7 @@ fn walk(seed: u64, recurrent: bool, fault: Option<CacheFault>) -> Result<Sum, St
     };
     let context = options.context.expect("given");
     let parallel = options.parallel;
-    let near = |seen: &[u32]| Row::Logits(hash_row(&seen[..seen.len() - usize::from(seen.len() % 3 == 0)]));
+    let near = |seen: &[u32]| Row::Logits(hash_row(&seen[..seen.len() - usize::from(seen.len().is_multiple_of(3))]));
     let drafter: Option<Box<dyn Drafter>> = match rng.below(4) {
         0 => Some(Box::new(Classic::new(Scripted::recurrent(SMALL, near)))),
         1 => Some(Box::new(Classic::new(Scripted::model(SMALL, near)))),
@@ -202,7 +204,11 @@ fn all_that_was_computed_is_found() {
             let most = computed.iter().map(|c| shared(c, &request.prompt)).max().unwrap_or(0);
             let most = most.min(request.prompt.len() - 1);
             let least = most / PAGE * PAGE;
-            assert!((least..=most).contains(&found.cached_tokens), "seed {seed}, turn {turn}: {} of {most}", found.cached_tokens);
+            assert!(
+                (least..=most).contains(&found.cached_tokens),
+                "seed {seed}, turn {turn}: {} of {most}",
+                found.cached_tokens
+            );
             computed.push(all[..all.len() - 1].to_vec());
             known.push(all);
         }
@@ -364,7 +370,61 @@ fn snapshots_are_taken_where_conversations_part() {
     assert_eq!([ask(430), ask(431), ask(432), ask(433)], [0, 0, 100, 100]);
 }
 
-/// Drafters keep what they know of a conversation when it comes back to its slot, and nothing of another's.
+/// Proposes nothing, and notes which slots were handed on, from which length.
+struct Spy(DrafterInfo, Arc<Mutex<Vec<(usize, usize)>>>);
+
+impl Drafter for Spy {
+    fn info(&self) -> &DrafterInfo {
+        &self.0
+    }
+    fn hidden_rows(&self) -> HiddenRows {
+        HiddenRows::None
+    }
+    fn reserve(&mut self, _: usize, _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+    fn observe(&mut self, _: &[Kept<'_>]) -> Result<(), ModelError> {
+        Ok(())
+    }
+    fn take_back(&mut self, slot: usize, len: usize) {
+        self.1.lock().expect("no panic").push((slot, len));
+    }
+    fn propose(&mut self, asks: &[Ask<'_>], _: &mut dyn Choose) -> Result<Vec<Vec<u32>>, ModelError> {
+        Ok(vec![Vec::new(); asks.len()])
+    }
+    fn cache_bytes(&self) -> usize {
+        0
+    }
+    fn cached(&self, _: usize) -> usize {
+        0
+    }
+}
+
+/// A drafter is told what it saw in a slot itself, whatever pages the cache has.
+#[test]
+fn drafters_are_told_what_they_saw_themselves() {
+    let info = DrafterInfo { kind: DraftKind::Classic, name: "spy".into(), path: None, block_size: 4, weight_bytes: 0 };
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let options = EngineOptions { parallel: 2, context: Some(256), ..EngineOptions::default() };
+    let mut driver = with_drafter(false, options, Some(Box::new(Spy(info, Arc::clone(&log)))));
+    let mut ask = |prompt: Vec<u32>| {
+        let record = driver.ask(Request { ignore_eos: true, ..greedy(prompt.clone(), 10) });
+        let handed = log.lock().expect("no panic").drain(..).collect::<Vec<_>>();
+        (record.cached_tokens, handed, [prompt, record.answer.tokens].concat())
+    };
+    let (cached, handed, first) = ask((0..20).map(|i| 430 + i).collect());
+    assert_eq!((cached, handed), (0, vec![(0, 0)]));
+    // Another conversation with the same beginning: pages from the cache, but in a slot that saw nothing of them.
+    let (cached, handed, second) = ask([&first[..12], &[500; 20]].concat());
+    assert_eq!((cached, handed), (12, vec![(1, 0)]));
+    // Both go on where they were.
+    for (slot, text) in [(0, first), (1, second)] {
+        let (cached, handed, _) = ask([&text[..], &[470, 471]].concat());
+        assert_eq!((cached, handed), (text.len() - 1, vec![(slot, text.len() - 1)]));
+    }
+}
+
+/// The state of a conversation is found in its slot, even without a snapshot.
 #[test]
 fn conversations_find_their_slots_again() {
     let options = EngineOptions { parallel: 3, context: Some(256), ..EngineOptions::default() };

@@ -134,9 +134,11 @@ impl PagePool {
     /// never been written. False, changing nothing, when a window needs pages that were given back.
     pub fn truncate(&mut self, table: &mut PageTable, len: usize) -> bool {
         let keep = len.div_ceil(self.page_len);
-        let gone = table.tables.iter().enumerate().any(|(group, t)| {
-            t.len() < keep || t[self.first_seen(group, len).min(keep)..keep].contains(&NO_PAGE)
-        });
+        let gone = table
+            .tables
+            .iter()
+            .enumerate()
+            .any(|(group, t)| t.len() < keep || t[self.first_seen(group, len).min(keep)..keep].contains(&NO_PAGE));
         if gone {
             return false;
         }
@@ -239,10 +241,8 @@ impl PagePool {
                     return Err(format!("page {page} of group {group}: {want:?} counted, {got:?} noted, free {free}"));
                 }
             }
-            let sums = (
-                want.iter().filter(|h| h.tables > 0).count(),
-                want.iter().filter(|h| h.kept && h.tables == 0).count(),
-            );
+            let sums =
+                (want.iter().filter(|h| h.tables > 0).count(), want.iter().filter(|h| h.kept && h.tables == 0).count());
             if sums != (self.in_use[group], self.cached[group]) {
                 let noted = (self.in_use[group], self.cached[group]);
                 return Err(format!("group {group}: {sums:?} pages in use and cached counted, {noted:?} noted"));

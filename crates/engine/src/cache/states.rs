@@ -51,10 +51,12 @@ impl States {
         States { page_len: model.page_len(), snapshots, left, free: (0..slots).collect() }
     }
 
-    /// The free slots and what they share with `tokens`, the best first.
+    /// The free slots and what they share with `tokens`: those whose sequence goes on, the longest first, then those that were left
+    /// longest ago. A few shared tokens are no reason to take another conversation's slot.
     pub fn candidates(&self, tokens: &[u32]) -> Vec<Free> {
         let mut all: Vec<Free> = self.free.iter().map(|slot| self.compare(*slot, tokens)).collect();
-        all.sort_by_key(|free| std::cmp::Reverse(free.same));
+        let goes_on = |free: &Free| free.same * 2 > self.left[free.number].tokens.len();
+        all.sort_by_key(|free| std::cmp::Reverse(if goes_on(free) { free.same } else { 0 }));
         all
     }
 
@@ -138,11 +140,15 @@ mod tests {
         let best = |tokens: &[u32]| states.candidates(tokens)[0];
         assert_eq!(best(&[5, 6, 7, 8, 9]), Free { number: 1, same: 4, exact: true });
         assert_eq!(best(&[5, 6, 7, 9]), Free { number: 1, same: 3, exact: true });
-        assert_eq!(best(&[5, 6, 9]), Free { number: 1, same: 2, exact: false });
+        let others = |tokens: &[u32]| states.candidates(tokens).iter().map(|f| (f.number, f.same)).collect::<Vec<_>>();
+        assert_eq!(others(&[5, 6, 9]), [(0, 0), (2, 0), (1, 2)], "half of it is another conversation");
         assert_eq!(best(&[9]), Free { number: 0, same: 0, exact: false }, "else the one that was left first");
         let slot = states.take(1).expect("a slot");
         states.release(slot, Left { tokens: vec![5, 6, 7, 8], decoded: false });
-        assert!(states.candidates(&[5, 9])[0].exact, "nothing was decoded: it is all one span, or the model says no");
+        assert!(
+            states.candidates(&[5, 6, 7, 9])[0].exact,
+            "nothing was decoded: it is all one span, or the model says no"
+        );
         states.take(1);
         assert_eq!(states.candidates(&[5, 6]).len(), 2);
     }

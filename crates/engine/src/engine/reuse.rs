@@ -121,7 +121,9 @@ impl Engine {
         }
         let snapshot = places.into_iter().find(|p| !p.is_inside() && cache.snapshots.at(p.node()).is_some());
         let known = snapshot.as_ref().map_or(0, |place| place.len);
-        for slot in free.iter().filter(|slot| slot.exact && slot.same > known) {
+        let mut exact: Vec<&Free> = free.iter().filter(|slot| slot.exact && slot.same > known).collect();
+        exact.sort_by_key(|slot| std::cmp::Reverse(slot.same));
+        for slot in exact {
             let place = cache.places(&tokens[..slot.same]).into_iter().next().filter(|p| p.len == slot.same);
             if place.is_some() && self.model.take_back(slot.number, slot.same) {
                 return (place, *slot);
