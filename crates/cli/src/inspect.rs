@@ -61,10 +61,10 @@ fn kv_need(model: &dyn Model) -> KvNeed {
     need
 }
 
-/// Bytes of recurrent state that `mlxcel run` may take: two slots, and the snapshots.
+/// Bytes of recurrent state that `mlxcel run` may take: a slot, and the snapshots.
 fn state_need(kv: &KvNeed) -> u64 {
     let snapshots = (EngineOptions::default().state_cache as u64).checked_div(kv.state.1).unwrap_or(0);
-    2 * kv.state.0 + snapshots * kv.state.1
+    kv.state.0 + snapshots * kv.state.1
 }
 
 /// Bytes that could be used now; `None` where the system does not say.

@@ -1,17 +1,19 @@
 //! The engine: schedule, forward, accept, emit.
 
-mod parked;
+mod reuse;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mlxcel_compute::{Batch, Wanted};
+use mlxcel_compute::{Batch, NO_PAGE, Wanted};
 use mlxcel_model::drafters::{Drafter, HiddenRows};
 use mlxcel_model::{Model, ModelError};
 use mlxcel_text::Tokenizer;
 
 use crate::cache::pages::{PagePool, pages_needed};
+use crate::cache::prefix::PrefixCache;
+use crate::cache::snapshots::Snapshots;
 use crate::cache::states::States;
 use crate::record::{HiddenView, Recording, RoundRecord, RowRecord, StepRecord};
 use crate::request::{EngineError, Event, FinishReason, Request, RequestError, RequestId, Running};
@@ -20,7 +22,9 @@ use crate::sequence::Sequence;
 use crate::speculate::rounds::{Drafts, Speculator, kept};
 use crate::speculate::width::Width;
 use crate::speculate::{MAX_BLOCK, Speculation};
-use parked::Parked;
+use reuse::Found;
+
+pub use reuse::CacheStats;
 
 /// Sizes of an engine.
 #[derive(Clone, Debug)]
@@ -31,8 +35,11 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Most rows of a step.
     pub step_rows: usize,
-    /// Keep what the last finished answer computed, for a conversation that goes on.
+    /// Keep what requests compute, for others that begin alike.
     pub reuse: bool,
+    /// Bytes of KV pages for that, beside those of `parallel` sequences of the whole context. Those are lent to it as well, as
+    /// long as requests do not need them, so that a conversation can go on with a budget of 0.
+    pub cache_bytes: usize,
     /// Bytes for snapshots of recurrent states, which let a conversation be taken up before its end. Only models with recurrent
     /// layers take any.
     pub state_cache: usize,
@@ -40,7 +47,7 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { parallel: 1, context: None, step_rows: 512, reuse: true, state_cache: 1 << 30 }
+        EngineOptions { parallel: 1, context: None, step_rows: 512, reuse: true, cache_bytes: 0, state_cache: 1 << 30 }
     }
 }
 
@@ -54,13 +61,24 @@ pub struct Engine {
     states: States,
     waiting: VecDeque<(RequestId, Request)>,
     running: Vec<Sequence>,
-    parked: Option<Parked>,
+    /// Pages there are, by group.
+    pages: Vec<usize>,
+    cache: Option<PrefixCache>,
+    found: Found,
+    admitted: u64,
     next_id: u64,
     batch: Batch,
     speculator: Option<Speculator>,
     warnings: Vec<String>,
     recording: Recording,
     record: StepRecord,
+}
+
+/// Pages of each group, and snapshots, that the budgets have room for.
+fn budgets(model: &dyn Model, options: &EngineOptions) -> (usize, usize) {
+    let page: usize = (0..model.kv_layout().len()).map(|group| model.kv_page_bytes(group)).sum();
+    let snapshots = if model.is_recurrent() { options.state_cache / model.state_bytes().1.max(1) } else { 0 };
+    (options.cache_bytes / page.max(1), snapshots)
 }
 
 /// What a step leads to.
@@ -120,9 +138,12 @@ impl Engine {
         let page_len = model.page_len();
         // A block of drafts is a step, too.
         let step = options.step_rows.max(MAX_BLOCK);
-        let pages = pages_needed(model.kv_layout(), page_len, options.parallel, context, step);
-        // One slot more than run at once, for the parked answer.
-        let slots = options.parallel + 1;
+        let mut pages = pages_needed(model.kv_layout(), page_len, options.parallel, context, step);
+        let (cached, snapshots) = if options.reuse { budgets(&*model, &options) } else { (0, 0) };
+        for pages in &mut pages {
+            *pages = pages.saturating_add(cached).min(NO_PAGE as usize);
+        }
+        let slots = options.parallel;
         model.reserve(&pages, slots)?;
         let mut warnings = Vec::new();
         let speculator = match drafter {
@@ -139,8 +160,9 @@ impl Engine {
                 }
             },
         };
-        let states = States::new(&*model, slots, if options.reuse { options.state_cache } else { 0 });
+        let states = States::new(&*model, slots, snapshots > 0);
         let pool = PagePool::new(model.kv_layout(), page_len, &pages);
+        let cache = options.reuse.then(|| PrefixCache::new(&pool, pages.clone(), Snapshots::new(snapshots)));
         Ok(Engine {
             model,
             tokenizer,
@@ -150,7 +172,10 @@ impl Engine {
             states,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            parked: None,
+            pages,
+            cache,
+            found: Found::default(),
+            admitted: 0,
             next_id: 0,
             batch: Batch::new(),
             speculator,
@@ -175,9 +200,19 @@ impl Engine {
         self.context
     }
 
-    /// KV pages in use per group, those kept for a later turn included.
+    /// KV pages per group that are not free: in use by running requests, or kept by the prefix cache.
     pub fn pages_used(&self) -> Vec<usize> {
-        self.pool.used()
+        self.pool.in_use().iter().zip(self.pool.cached()).map(|(used, cached)| used + cached).collect()
+    }
+
+    /// KV pages in use by running requests, per group; a page that several share counts once.
+    pub fn pages_in_use(&self) -> Vec<usize> {
+        self.pool.in_use().to_vec()
+    }
+
+    /// KV pages per group that only the prefix cache keeps.
+    pub fn pages_cached(&self) -> Vec<usize> {
+        self.pool.cached().to_vec()
     }
 
     /// Positions computed and known of a running request: the progress of a long prompt.
@@ -187,7 +222,8 @@ impl Engine {
 
     /// Snapshots of recurrent state that fit the budget; `None` for a model without recurrent layers.
     pub fn snapshots(&self) -> Option<usize> {
-        self.model.is_recurrent().then(|| self.states.most())
+        let most = self.cache.as_ref().map_or(0, |cache| cache.snapshots.most());
+        self.model.is_recurrent().then_some(most)
     }
 
     /// The drafter and what was measured of it.
@@ -305,7 +341,8 @@ impl Engine {
         let mut planned = plan(&known, self.options.step_rows);
         for p in planned.iter_mut().filter(|p| p.len > 1 && p.drafts == 0) {
             let end = p.start + p.len;
-            p.len = self.states.cut(p.start, end, end == known[p.index].tokens) - p.start;
+            let branch = self.running[p.index].branch;
+            p.len = self.states.cut(p.start, end, end == known[p.index].tokens, branch) - p.start;
         }
         let only_decodes = planned.iter().all(|p| p.len == 1 + p.drafts);
         let mut outcome = Outcome::default();
@@ -371,19 +408,10 @@ impl Engine {
             let Some((id, request)) = self.waiting.pop_front() else { return };
             // The request was checked when it came.
             let Ok(mut sequence) = self.sequence(id, request) else { continue };
-            if let Some(parked) = self.parked.take() {
-                self.resume(&mut sequence, parked);
-            }
-            if sequence.state.is_none() {
-                sequence.state = self.states.take(sequence.history.prompt().len());
-            }
-            let slot = sequence.state.as_ref().expect("a slot for each sequence that runs").number();
-            if let Some(speculator) = &mut self.speculator {
-                speculator.hand_on(slot, sequence.computed);
-                sequence.width = speculator.width(sequence.block_size);
-            }
+            self.begin(&mut sequence);
             sequence.start_clock();
             self.running.push(sequence);
+            self.limit_cache();
         }
     }
 
@@ -392,14 +420,13 @@ impl Engine {
         for p in planned {
             let sequence = &mut self.running[p.index];
             let end = p.start + p.len;
-            if !self.pool.extend(&mut sequence.pages, p.start, end) {
-                // The pool was sized for every slot; only the parked answer can be in the way.
-                if let Some(parked) = self.parked.take() {
-                    self.pool.release(parked.pages);
-                    self.states.release(parked.state);
-                }
-                assert!(self.pool.extend(&mut sequence.pages, p.start, end), "the page pool is sized for every slot");
+            self.pool.drop_behind(&mut sequence.pages, p.start);
+            if let Some(cache) = &mut self.cache {
+                cache.shrink(&mut self.pool);
             }
+            // The cache has no page that a running sequence may need.
+            assert!(self.pool.extend(&mut sequence.pages, p.start, end), "the page pool is sized for every slot");
+            assert!(self.pool.is_writable(&sequence.pages, p.start, end), "what others may see is never written again");
             let slot = sequence.state.as_ref().expect("a running sequence has a slot").number();
             let tables = sequence.pages.tables();
             let known = &sequence.history.tokens()[p.start..end - p.drafts];
@@ -419,14 +446,7 @@ impl Engine {
     fn forward_alone(&mut self, planned: Planned, outcome: &mut Outcome) {
         let Planned { index, start, .. } = planned;
         let none: Drafts = Vec::new();
-        let sequence = &mut self.running[index];
-        let state = sequence.state.as_ref().expect("a running sequence has a slot");
-        let mut at = self.states.return_to(&mut *self.model, state, start, true);
-        if at < start && !self.pool.truncate(&mut sequence.pages, at) {
-            let none = self.pool.table();
-            self.pool.release(std::mem::replace(&mut sequence.pages, none));
-            at = 0;
-        }
+        let mut at = self.return_to(index, start);
         while at < start {
             let len = (start - at).min(self.options.step_rows);
             if let Err(e) = self.forward(&[Planned { index, start: at, len, drafts: 0 }], &none) {
@@ -544,7 +564,7 @@ impl Engine {
             let back = self.pool.truncate(&mut sequence.pages, sequence.computed);
             assert!(back, "windows keep pages for more than a block");
         }
-        self.states.advance(&*self.model, state, sequence.computed);
+        self.keep(planned.index);
         kept
     }
 

@@ -16,7 +16,7 @@ mod sequence;
 pub mod speculate;
 pub mod stop;
 
-pub use engine::{Engine, EngineOptions};
+pub use engine::{CacheStats, Engine, EngineOptions};
 pub use record::{Recording, RoundRecord, RowRecord, StepRecord};
 pub use request::{
     EngineError, Event, FinishReason, Finished, Request, RequestError, RequestId, Running, Timings, TokenEvent,

@@ -8,6 +8,8 @@ use mlxcel_model::drafters::{Ask, Candidate};
 use mlxcel_text::{Detokenizer, Tokenizer};
 
 use crate::cache::pages::PageTable;
+use crate::cache::prefix::{NodeId, ROOT};
+use crate::cache::snapshots::Line;
 use crate::cache::states::Slot;
 use crate::request::{Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
 use crate::sample::{History, SampleError, Sampled, Sampler};
@@ -30,6 +32,15 @@ pub struct Sequence {
     /// Prompt positions that came from the cache.
     pub cached: usize,
     pub pages: PageTable,
+    /// How far the prefix cache has its pages: the node of the last one, and their number.
+    pub node: NodeId,
+    pub inserted: usize,
+    /// Where others in the prefix cache part from its prompt.
+    pub branch: usize,
+    /// Its mark on snapshots.
+    pub line: Line,
+    /// Most pages it may come to use, by group.
+    pub need: Vec<usize>,
     /// The slot of its recurrent state; `None` only before it runs.
     pub state: Option<Slot>,
     /// The block width it asked for.
@@ -71,6 +82,11 @@ impl Sequence {
             computed: 0,
             cached: 0,
             pages,
+            node: ROOT,
+            inserted: 0,
+            branch: 0,
+            line: Line::default(),
+            need: Vec::new(),
             state: None,
             block_size: request.block_size,
             width: None,
@@ -121,6 +137,11 @@ impl Sequence {
     /// Tokens it may still generate.
     pub fn remaining(&self) -> usize {
         self.max_tokens - self.history.generated().len()
+    }
+
+    /// Most positions it may come to.
+    pub fn most_positions(&self) -> usize {
+        self.history.prompt().len() + self.max_tokens
     }
 
     /// Whether this token ends the answer.

@@ -13,7 +13,7 @@ fn hashing() -> Box<dyn mlxcel_model::Model> {
 
 fn options(parallel: usize, step_rows: usize, snapshots: usize) -> EngineOptions {
     let state_cache = snapshots * SNAPSHOT;
-    EngineOptions { parallel, step_rows, reuse: true, state_cache, context: Some(512) }
+    EngineOptions { parallel, step_rows, state_cache, context: Some(512), ..EngineOptions::default() }
 }
 
 fn prompt(rng: &mut Rng, len: usize) -> Vec<u32> {

@@ -65,6 +65,26 @@ fn conversations_equal_fresh_ones() {
 }
 
 #[test]
+fn beginnings_are_shared_at_snapshots() {
+    let mut rng = Rng(12);
+    let system = ids(&mut rng, 300);
+    let options = EngineOptions { parallel: 2, step_rows: 200, cache_bytes: 64 << 20, ..EngineOptions::default() };
+    let mut shared = driver(Precision::Int8, options);
+    let requests: Vec<Request> = (0..5).map(|i| sampled([&system[..], &ids(&mut rng, 60)].concat(), 12, i)).collect();
+    let cached: Vec<usize> = requests
+        .iter()
+        .map(|request| {
+            let record = shared.ask(request.clone());
+            assert_eq!(record.answer, alone(Precision::Int8, request.clone()));
+            record.cached_tokens
+        })
+        .collect();
+    // The first leaves snapshots where its steps ended, the second one where it parted from the first.
+    assert_eq!(cached, [0, 192, 256, 256, 256]);
+    shared.engine.audit_cache().unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
 fn a_loaded_engine_answers_as_an_idle_one() {
     let mut rng = Rng(9);
     let mut shared = driver(Precision::Int8, EngineOptions { parallel: 3, step_rows: 40, ..EngineOptions::default() });

@@ -68,7 +68,7 @@ fn plain(recurrent: bool, requests: &[Request]) -> (Vec<Answer>, Vec<Vec<u32>>) 
 }
 
 fn options(parallel: usize, reuse: bool) -> EngineOptions {
-    EngineOptions { parallel, reuse, step_rows: 40, context: Some(256), state_cache: 3000 }
+    EngineOptions { parallel, reuse, step_rows: 40, context: Some(256), state_cache: 3000, ..EngineOptions::default() }
 }
 
 fn driver(recurrent: bool, truths: &[Vec<u32>], plan: Plan, k: usize, options: EngineOptions) -> Driver {

@@ -1,14 +1,7 @@
-//! Recurrent states of sequences: each has a slot, and snapshots at page boundaries to return to.
-//!
-//! K/V of any position can be returned to by forgetting what came later; a recurrent state cannot. Exactly taking back the
-//! last rows is the model's doing ([`Model::take_back`]); going back further means the newest snapshot before the place, and
-//! computing from there.
-//!
-//! Snapshots of all sequences share a budget in bytes. Chat templates often render a past answer differently than it was
-//! generated, so that the next turn parts from the cache at the end of the prompt: the newest snapshot inside a sequence's prompt
-//! is kept longest, then the newest of all, and of the others the one goes first whose loss leaves the smallest gap.
+//! Slots: the number of a sequence in a batch, the place of its recurrent state, and of what a drafter knows of it. A slot keeps
+//! what its last sequence left until another takes it, so that a conversation finds its own slot again.
 
-use mlxcel_model::{Model, Snapshot};
+use mlxcel_model::Model;
 
 /// One sequence's slot, which is its number in a batch.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,74 +14,70 @@ impl Slot {
     }
 }
 
-/// Slots, snapshots and their budget.
+/// What a sequence left in its slot.
+#[derive(Clone, Debug, Default)]
+pub struct Left {
+    /// The tokens that its state has seen, and a drafter may know of.
+    pub tokens: Vec<u32>,
+    /// Whether any token of the answer was among them.
+    pub decoded: bool,
+}
+
+/// A free slot, as far as it agrees with a new sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Free {
+    /// Its number.
+    pub number: usize,
+    /// Tokens that its last sequence shares with the new one.
+    pub same: usize,
+    /// Whether its state can be had at exactly so many, or one fewer.
+    pub exact: bool,
+}
+
+/// The slots, and where steps should end for snapshots of them.
 pub struct States {
-    recurrent: bool,
     page_len: usize,
+    /// Whether snapshots are taken.
+    snapshots: bool,
+    left: Vec<Left>,
+    /// The one that was left first comes first.
     free: Vec<usize>,
-    lines: Vec<Line>, // by slot
-    /// Snapshots that may be kept in all.
-    most: usize,
-}
-
-/// What is kept of one slot's sequence.
-#[derive(Default)]
-struct Line {
-    prompt: usize,
-    snapshots: Vec<Snapshot>, // by position, ascending
-}
-
-/// How dear a snapshot is: the cheapest goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
-    /// One of several; by the gap its loss would leave.
-    Between(usize),
-    /// The newest of its sequence.
-    Newest,
-    /// The newest inside the prompt.
-    Anchor,
-}
-
-/// Ranks of a sequence's snapshots.
-fn ranks(positions: &[usize], prompt: usize) -> Vec<Rank> {
-    let anchor = positions.iter().rposition(|p| *p <= prompt);
-    let rank = |i: usize| match i {
-        _ if Some(i) == anchor => Rank::Anchor,
-        _ if i + 1 == positions.len() => Rank::Newest,
-        _ => Rank::Between(positions[i + 1] - if i == 0 { 0 } else { positions[i - 1] }),
-    };
-    (0..positions.len()).map(rank).collect()
 }
 
 impl States {
-    /// `slots` slots of a model, and snapshots of all of them in `budget` bytes.
-    pub fn new(model: &dyn Model, slots: usize, budget: usize) -> Self {
-        let recurrent = model.is_recurrent();
-        let most = if recurrent { budget / model.state_bytes().1.max(1) } else { 0 };
-        let lines = (0..slots).map(|_| Line::default()).collect();
-        States { recurrent, page_len: model.page_len(), free: (0..slots).rev().collect(), lines, most }
+    /// `slots` slots of a model, of which snapshots are taken or not.
+    pub fn new(model: &dyn Model, slots: usize, snapshots: bool) -> Self {
+        let left = vec![Left::default(); slots];
+        States { page_len: model.page_len(), snapshots, left, free: (0..slots).collect() }
     }
 
-    /// Snapshots that fit the budget.
-    pub fn most(&self) -> usize {
-        self.most
+    /// The free slots and what they share with `tokens`: those whose sequence goes on, the longest first, then those that were left
+    /// longest ago. A few shared tokens are no reason to take another conversation's slot.
+    pub fn candidates(&self, tokens: &[u32]) -> Vec<Free> {
+        let mut all: Vec<Free> = self.free.iter().map(|slot| self.compare(*slot, tokens)).collect();
+        let goes_on = |free: &Free| free.same * 2 > self.left[free.number].tokens.len();
+        all.sort_by_key(|free| std::cmp::Reverse(if goes_on(free) { free.same } else { 0 }));
+        all
     }
 
-    /// A slot for a sequence that starts at position 0; `None` when all are taken.
-    pub fn take(&mut self, prompt: usize) -> Option<Slot> {
-        let slot = self.free.pop()?;
-        self.lines[slot] = Line { prompt, snapshots: Vec::new() };
-        Some(Slot(slot))
+    fn compare(&self, number: usize, tokens: &[u32]) -> Free {
+        let left = &self.left[number];
+        let same = left.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        // Plain decoding has one row on record, a block more: what is found of a conversation must not depend on that.
+        Free { number, same, exact: same > 0 && (!left.decoded || same + 1 >= left.tokens.len()) }
     }
 
-    /// Hands a slot on to a sequence that goes on from what it holds.
-    pub fn hand_on(&mut self, slot: &Slot, prompt: usize) {
-        self.lines[slot.0].prompt = prompt;
+    /// Takes a free slot; `None` when it is not free.
+    pub fn take(&mut self, number: usize) -> Option<Slot> {
+        let at = self.free.iter().position(|n| *n == number)?;
+        self.free.remove(at);
+        self.left[number] = Left::default();
+        Some(Slot(number))
     }
 
-    /// Gives a slot and its snapshots back.
-    pub fn release(&mut self, slot: Slot) {
-        self.lines[slot.0] = Line::default();
+    /// Gives a slot back with what it holds.
+    pub fn release(&mut self, slot: Slot, left: Left) {
+        self.left[slot.0] = left;
         self.free.push(slot.0);
     }
 
@@ -98,65 +87,23 @@ impl States {
     }
 
     /// Where a span of prompt rows `start..end` should end so that a snapshot falls on a page boundary: a chunk that more
-    /// follow on its last boundary, the last chunk of a long prompt on the last boundary before its end.
-    pub fn cut(&self, start: usize, end: usize, last: bool) -> usize {
+    /// follow on its last boundary, the last chunk of a long prompt on the last boundary before its end; and any on `branch`,
+    /// where other sequences parted from this one's beginning.
+    pub fn cut(&self, start: usize, end: usize, last: bool, branch: usize) -> usize {
+        if self.snapshots && start < branch && branch < end {
+            return branch;
+        }
         let inside = if last { end - 1 } else { end };
         let boundary = inside / self.page_len * self.page_len;
         // The last chunk goes in two steps only where the second is a small part.
         let worth = if last { end - start >= 2 * self.page_len } else { boundary > start };
-        if self.most > 0 && worth { boundary } else { end }
+        if self.snapshots && worth { boundary } else { end }
     }
 
     /// Most rows of a block that starts at `start`: it must not run past a page boundary where plain decoding takes a snapshot, or
     /// later turns would find less of the conversation.
     pub fn block(&self, start: usize) -> usize {
-        if self.most > 0 { self.page_len - start % self.page_len } else { usize::MAX }
-    }
-
-    /// Notes that a sequence's state now stands at `position`: takes a snapshot on a page boundary, if the budget has room for it
-    /// or something cheaper to give up.
-    pub fn advance(&mut self, model: &dyn Model, slot: &Slot, position: usize) {
-        let line = &self.lines[slot.0];
-        let known = line.snapshots.last().is_some_and(|s| s.position() >= position);
-        if self.most == 0 || !position.is_multiple_of(self.page_len) || known {
-            return;
-        }
-        if self.lines.iter().map(|l| l.snapshots.len()).sum::<usize>() >= self.most {
-            // The new one competes with the rest before it is copied.
-            let Some((victim, i)) = self.cheapest(slot.0, position) else { return };
-            if victim == slot.0 && i == self.lines[victim].snapshots.len() {
-                return;
-            }
-            self.lines[victim].snapshots.remove(i);
-        }
-        if let Some(snapshot) = model.save_state(slot.0) {
-            debug_assert_eq!(snapshot.position(), position, "the engine and the model count alike");
-            self.lines[slot.0].snapshots.push(snapshot);
-        }
-    }
-
-    /// Slot and index of the snapshot to give up, one at `position` of slot `new` counted in.
-    fn cheapest(&self, new: usize, position: usize) -> Option<(usize, usize)> {
-        let mut all: Vec<(Rank, usize, usize)> = Vec::new();
-        for (slot, line) in self.lines.iter().enumerate() {
-            let mut positions: Vec<usize> = line.snapshots.iter().map(Snapshot::position).collect();
-            positions.extend((slot == new).then_some(position));
-            all.extend(ranks(&positions, line.prompt).into_iter().enumerate().map(|(i, rank)| (rank, slot, i)));
-        }
-        all.into_iter().min().map(|(_, slot, i)| (slot, i))
-    }
-
-    /// Brings a sequence back to `len` positions, or to the nearest place before it that can be restored; returns that place.
-    /// 0 means starting afresh. `exactly` says whether rows that are on record may be taken back.
-    pub fn return_to(&mut self, model: &mut dyn Model, slot: &Slot, len: usize, exactly: bool) -> usize {
-        let snapshots = &mut self.lines[slot.0].snapshots;
-        snapshots.retain(|s| s.position() <= len);
-        if !self.recurrent || (exactly && model.take_back(slot.0, len)) {
-            return len;
-        }
-        let Some(snapshot) = snapshots.last() else { return 0 };
-        model.restore_state(slot.0, snapshot);
-        snapshot.position()
+        if self.snapshots { self.page_len - start % self.page_len } else { usize::MAX }
     }
 }
 
@@ -164,56 +111,45 @@ impl States {
 mod tests {
     use super::*;
 
-    fn states(most: usize) -> States {
-        States { recurrent: true, page_len: 64, free: vec![0], lines: vec![Line::default()], most }
-    }
-
-    #[test]
-    fn the_snapshot_inside_the_prompt_is_dearest() {
-        use Rank::{Anchor, Between, Newest};
-        assert_eq!(ranks(&[64, 128, 512], 200), [Between(128), Anchor, Newest]);
-        assert_eq!(ranks(&[64, 128, 512], 600), [Between(128), Between(448), Anchor]);
-        assert_eq!(ranks(&[64, 128], 10), [Between(128), Newest]);
-        assert_eq!(ranks(&[], 10), []);
-        assert!(Between(usize::MAX) < Newest && Newest < Anchor && Between(64) < Between(128));
-    }
-
-    #[test]
-    fn a_long_answer_leaves_the_place_of_the_next_turn() {
-        // A prompt of 500, an answer of 4,000, room for so many.
-        for room in [1, 2, 3, 8] {
-            let mut kept: Vec<usize> = Vec::new();
-            for position in (64..=4500).step_by(64) {
-                kept.push(position);
-                if kept.len() > room {
-                    let cheapest = ranks(&kept, 500).into_iter().enumerate().min_by_key(|(_, rank)| *rank);
-                    kept.remove(cheapest.expect("some").0);
-                }
-            }
-            assert!(kept.contains(&448), "room for {room}: {kept:?}");
-            assert!(room == 1 || kept.contains(&4480), "room for {room}: {kept:?}");
-        }
+    fn states(snapshots: bool) -> States {
+        States { page_len: 64, snapshots, left: vec![Left::default(); 3], free: vec![0, 1, 2] }
     }
 
     #[test]
     fn chunks_end_on_page_boundaries() {
-        let some = states(3);
-        assert_eq!(some.cut(0, 512, false), 512);
-        assert_eq!(some.cut(0, 500, false), 448);
-        assert_eq!((some.cut(33, 66, false), some.cut(64, 97, false)), (64, 97));
-        assert_eq!(some.cut(0, 500, true), 448);
-        assert_eq!(some.cut(0, 512, true), 448, "the last token is still to come");
-        assert_eq!(some.cut(448, 500, true), 500);
-        assert_eq!(some.cut(0, 100, true), 100, "short prompts go in one step");
-        assert_eq!(states(0).cut(0, 500, true), 500, "nothing to cut for");
+        let some = states(true);
+        assert_eq!(some.cut(0, 512, false, 0), 512);
+        assert_eq!(some.cut(0, 500, false, 0), 448);
+        assert_eq!((some.cut(33, 66, false, 0), some.cut(64, 97, false, 0)), (64, 97));
+        assert_eq!(some.cut(0, 500, true, 0), 448);
+        assert_eq!(some.cut(0, 512, true, 0), 448, "the last token is still to come");
+        assert_eq!(some.cut(448, 500, true, 0), 500);
+        assert_eq!(some.cut(0, 100, true, 0), 100, "short prompts go in one step");
+        assert_eq!((some.cut(0, 500, true, 128), some.cut(128, 500, true, 128)), (128, 448));
+        assert_eq!(states(false).cut(0, 500, true, 128), 500, "nothing to cut for");
     }
 
     #[test]
-    fn slots_are_given_once() {
-        let mut states = states(1);
-        let slot = states.take(10).expect("a slot");
-        assert_eq!(states.take(10), None);
-        states.release(slot);
-        assert_eq!(states.free(), 1);
+    fn slots_are_given_once_and_remember() {
+        let mut states = states(true);
+        let slot = states.take(1).expect("a slot");
+        assert_eq!(states.take(1), None);
+        assert_eq!(states.free(), 2);
+        states.release(slot, Left { tokens: vec![5, 6, 7, 8], decoded: true });
+        assert_eq!(states.free(), 3);
+        let best = |tokens: &[u32]| states.candidates(tokens)[0];
+        assert_eq!(best(&[5, 6, 7, 8, 9]), Free { number: 1, same: 4, exact: true });
+        assert_eq!(best(&[5, 6, 7, 9]), Free { number: 1, same: 3, exact: true });
+        let others = |tokens: &[u32]| states.candidates(tokens).iter().map(|f| (f.number, f.same)).collect::<Vec<_>>();
+        assert_eq!(others(&[5, 6, 9]), [(0, 0), (2, 0), (1, 2)], "half of it is another conversation");
+        assert_eq!(best(&[9]), Free { number: 0, same: 0, exact: false }, "else the one that was left first");
+        let slot = states.take(1).expect("a slot");
+        states.release(slot, Left { tokens: vec![5, 6, 7, 8], decoded: false });
+        assert!(
+            states.candidates(&[5, 6, 7, 9])[0].exact,
+            "nothing was decoded: it is all one span, or the model says no"
+        );
+        states.take(1);
+        assert_eq!(states.candidates(&[5, 6]).len(), 2);
     }
 }
