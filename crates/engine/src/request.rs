@@ -27,6 +27,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Leave special tokens in the text.
     pub show_special: bool,
+    /// Compute the whole prompt, whatever the cache has of it. It changes the time to the first token, not the answer.
+    pub fresh: bool,
     /// Block width K of its rounds, at most [`MAX_BLOCK`](crate::speculate::MAX_BLOCK); 1 = no drafts. `None` = as the engine
     /// does. It changes the speed of the answer, not the answer.
     pub block_size: Option<usize>,

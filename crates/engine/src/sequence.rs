@@ -43,6 +43,8 @@ pub struct Sequence {
     pub need: Vec<usize>,
     /// The slot of its recurrent state; `None` only before it runs.
     pub state: Option<Slot>,
+    /// Whether it takes nothing from the cache.
+    pub fresh: bool,
     /// The block width it asked for.
     pub block_size: Option<usize>,
     /// Chooses the width of its rounds; `None` = it does not draft.
@@ -88,6 +90,7 @@ impl Sequence {
             line: Line::default(),
             need: Vec::new(),
             state: None,
+            fresh: request.fresh,
             block_size: request.block_size,
             width: None,
             rounds: Rounds::default(),

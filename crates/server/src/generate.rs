@@ -60,6 +60,7 @@ pub fn request(wanted: &Wanted, own: &Sampling, sampling: SamplingParams, facts:
         stop_ids: own.stop_token_ids.clone(),
         stop: own.stop.clone(),
         ignore_eos: own.ignore_eos,
+        fresh: own.cache_prompt == Some(false),
         show_special: wanted.show_special || own.skip_special_tokens == Some(false),
         block_size: match own.speculative {
             Some(Speculative::Off) => Some(1),

@@ -52,6 +52,8 @@ pub struct Metrics {
     running: Level,
     waiting: Level,
     pages: Level,
+    cached_bytes: Level,
+    evictions: Level,
 }
 
 impl Default for Metrics {
@@ -96,6 +98,8 @@ impl Metrics {
             non_finite: count(r, "non_finite_logits", "Requests ended because logits were not finite"),
             running: level(r, "num_requests_running", "Requests in slots"),
             waiting: level(r, "num_requests_waiting", "Requests waiting for a slot"),
+            cached_bytes: level(r, "prefix_cache_bytes", "Bytes of KV pages that only the prefix cache keeps"),
+            evictions: level(r, "prefix_cache_evictions", "Pages that the prefix cache gave up, since the start"),
             pages: level(r, "kv_pages_used", "KV pages in use, those of the prefix cache included"),
             requests,
             accepted_by_position,
@@ -109,6 +113,9 @@ impl Metrics {
     pub fn step(&self, engine: &Engine, events: &[Event]) {
         let step = engine.last_step();
         self.steps.inc_by(u64::from(step.rows > 0));
+        let cache = engine.cache_stats();
+        self.cached_bytes.set(cache.bytes as i64);
+        self.evictions.set(cache.evictions as i64);
         for round in step.rounds.iter().filter(|round| !round.proposed.is_empty()) {
             self.drafts.inc();
             self.draft_tokens.inc_by(round.proposed.len() as u64);

@@ -162,6 +162,29 @@ fn the_server_tells_about_itself() {
 }
 
 #[test]
+fn prompts_that_come_again_are_found_and_answered_the_same() {
+    let server = Server::start(Setup::default());
+    let prompt = "Once upon a time, there was a little fox named Nora. ".repeat(12);
+    let body = json!({ "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 2 });
+    let (_, cold) = server.post("/v1/completions", &body);
+    let (_, warm) = server.post("/v1/completions", &body);
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+    assert!(cached(&cold) == 0 && cached(&warm) >= 64, "{} {}", cold["usage"], warm["usage"]);
+    assert_eq!(warm["choices"], cold["choices"]);
+    let mut fresh = body;
+    fresh["cache_prompt"] = json!(false);
+    let (_, fresh) = server.post("/v1/completions", &fresh);
+    assert_eq!((cached(&fresh), &fresh["choices"]), (0, &cold["choices"]));
+    assert!(
+        server
+            .get("/metrics")
+            .1
+            .lines()
+            .any(|l| l.starts_with("mlxcel_prefix_cache_hit_tokens_total ") && !l.ends_with(" 0"))
+    );
+}
+
+#[test]
 fn bad_requests_are_the_clients_fault_and_name_the_field() {
     let server = Server::start(Setup { context: 256, ..Setup::default() });
     for (path, body, status, param) in [

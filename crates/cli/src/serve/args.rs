@@ -64,6 +64,9 @@ pub struct ServeArgs {
     #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", env = "MLXCEL_PREDICT", default_value_t = -1,
         allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub predict: i64,
+    /// Most memory for prompts that may come again, in MiB; 0 keeps only what finished requests leave in their slots
+    #[arg(long, value_name = "MIB", env = "MLXCEL_CACHE_RAM", default_value_t = 1024)]
+    pub cache_ram: u32,
     /// Use this chat template (Jinja) instead of the checkpoint's
     #[arg(long, value_name = "FILE", env = "MLXCEL_CHAT_TEMPLATE_FILE")]
     pub chat_template_file: Option<PathBuf>,
@@ -145,7 +148,8 @@ fn parse_drafts(text: &str) -> Result<usize, String> {
 }
 
 /// llama-server's variables, by ours.
-const LLAMA: [(&str, &str); 15] = [
+const LLAMA: [(&str, &str); 16] = [
+    ("MLXCEL_CACHE_RAM", "LLAMA_ARG_CACHE_RAM"),
     ("MLXCEL_MODEL", "LLAMA_ARG_MODEL"),
     ("MLXCEL_HOST", "LLAMA_ARG_HOST"),
     ("MLXCEL_PORT", "LLAMA_ARG_PORT"),

@@ -158,7 +158,8 @@ fn load(args: &ServeArgs, environment: &Environment) -> Result<Ready<Facts>> {
     let drafter = pair.drafter.as_ref().map(|drafter| drafter.info().clone());
     let context = args.ctx_size.unwrap_or(CONTEXT.min(info.context_length));
     let parallel = usize::from(args.parallel);
-    let options = EngineOptions { parallel, context: Some(context), ..EngineOptions::default() };
+    let cache_bytes = args.cache_ram as usize * (1 << 20);
+    let options = EngineOptions { parallel, context: Some(context), cache_bytes, ..EngineOptions::default() };
     let gate = Gate {
         settings,
         args: &drafts,

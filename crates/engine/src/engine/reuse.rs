@@ -81,7 +81,7 @@ impl Engine {
         let prompt = sequence.history.prompt();
         sequence.line = Line { number: self.admitted, prompt: prompt.len() };
         // The last prompt token is always computed: its logits choose the first token.
-        let tokens = prompt[..prompt.len() - 1].to_vec();
+        let tokens = if sequence.fresh { Vec::new() } else { prompt[..prompt.len() - 1].to_vec() };
         let free = self.states.candidates(&tokens);
         let (place, free) = self.choose(&tokens, &free);
         sequence.state = self.states.take(free.number);

@@ -28,6 +28,8 @@ pub struct Setup {
     pub parallel: usize,
     pub queue: usize,
     pub context: usize,
+    /// Bytes of the prefix cache.
+    pub cache: usize,
     pub options: Options,
     /// Sleeps before it loads.
     pub delay: Duration,
@@ -43,6 +45,7 @@ impl Default for Setup {
             parallel: 4,
             queue: 64,
             context: 1024,
+            cache: 64 << 20,
             options: Options::default(),
             delay: Duration::ZERO,
             broken: false,
@@ -60,7 +63,12 @@ fn load(setup: &Setup) -> Result<Ready<Facts>, String> {
     let target = Checkpoint::open(&dir).map_err(|e| words(&e))?;
     let backend = Arc::new(CpuBackend::new(Precision::Int8, 2));
     let tokenizer = Arc::new(Tokenizer::load(&dir).map_err(|e| words(&e))?);
-    let options = EngineOptions { parallel: setup.parallel, context: Some(setup.context), ..EngineOptions::default() };
+    let options = EngineOptions {
+        parallel: setup.parallel,
+        context: Some(setup.context),
+        cache_bytes: setup.cache,
+        ..EngineOptions::default()
+    };
     let engine = match setup.drafter {
         None => Engine::new(registry::load(&target, backend).map_err(|e| words(&e))?, Arc::clone(&tokenizer), options),
         Some(name) => {
