@@ -120,6 +120,11 @@ class Session:
         given = {"model": self.model, "messages": QUESTION, "temperature": 0, "max_tokens": 40, **more}
         return self.openai.chat.completions.create(**given)
 
+    def response(self, **more):
+        """A response to the question, greedy."""
+        given = {"model": self.model, "input": QUESTION, "temperature": 0, "max_output_tokens": 40, **more}
+        return self.openai.responses.create(**given)
+
     def message(self, **more):
         """A message that answers the question, greedy."""
         given = {"model": self.model, "messages": QUESTION, "max_tokens": 40, "extra_body": {"temperature": 0}, **more}
@@ -198,6 +203,29 @@ def completions(s):
     expect(answer.choices[0].text and len(answer.choices[0].logprobs.tokens) == 12, answer)
     streamed = "".join(chunk.choices[0].text for chunk in s.openai.completions.create(**given, stream=True))
     expect(streamed == answer.choices[0].text, streamed)
+
+
+@check
+def responses(s):
+    answer = s.response()
+    expect(s.said in answer.output_text and answer.output_text == s.chat().choices[0].message.content, answer)
+    expect((answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens"), answer)
+    expect(answer.usage.output_tokens == 40 and answer.usage.input_tokens > 5, answer.usage)
+    again = s.response(input=[*QUESTION, *answer.output, {"role": "user", "content": "And why?"}])
+    expect(again.usage.input_tokens > answer.usage.input_tokens + 40, again.usage)
+
+
+@check
+def responses_streamed(s):
+    with s.openai.responses.stream(model=s.model, input=QUESTION, temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    names = [event.type for event in events]
+    expect(names[:2] == ["response.created", "response.in_progress"] and names[-1] == "response.completed", names)
+    expect([event.sequence_number for event in events] == list(range(len(events))), names)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    whole = s.response(max_output_tokens=None)
+    expect(text == final.output_text == whole.output_text and whole.status == "completed", (text, whole))
 
 
 @check
@@ -318,7 +346,7 @@ def self_test(binary):
     locked = set(run(binary, ["--api-key", "another"], quiet=True))
     # A server that lets nobody in still ends well.
     expect(locked == every, f"passed without a key: {every - locked}, failed besides: {locked - every}")
-    speaking = {"chat", "messages"} & every
+    speaking = {"chat", "messages", "responses"}
     wrong = set(run(binary, said="a text that the demo does not say", quiet=True))
     expect(wrong == speaking, f"expected {speaking} to fail with a wrong text, found {wrong}")
     print(f"self-test: {len(every)} checks fail without a key, {len(wrong)} with a wrong text")
