@@ -17,7 +17,7 @@ use subtle::ConstantTimeEq;
 use crate::failure::Dialect;
 use crate::metrics::Metrics;
 use crate::worker::Worker;
-use crate::{Facts, chat, completion, messages, native, page};
+use crate::{Facts, chat, completion, messages, native, page, responses};
 
 /// What an operator sets.
 #[derive(Clone, Debug)]
@@ -82,6 +82,7 @@ pub fn router(app: Shared) -> Router {
         .route("/v1/chat/completions", post(chat::route))
         .route("/chat/completions", post(chat::route))
         .route("/v1/completions", post(completion::route))
+        .route("/v1/responses", post(responses::route))
         .route("/v1/messages", post(messages::route))
         .route("/v1/messages/count_tokens", post(messages::count))
         .route("/v1/models", get(native::models))

@@ -16,6 +16,7 @@ mod metrics;
 mod native;
 mod page;
 mod prompt;
+mod responses;
 mod serve;
 mod sse;
 mod worker;

@@ -1,0 +1,456 @@
+//! Whatever is sent, the server answers or refuses: no 5xx, no broken answer, nothing left behind.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Server, Setup};
+use mlxcel_server::Options;
+use serde_json::{Map, Value, json};
+
+/// Bodies sent.
+const BODIES: u64 = 10_000;
+
+/// Stands for text that is no JSON value of this library's, such as 1e999.
+const RAW: &str = "@raw@";
+
+/// A small generator of numbers (xorshift), so that a failure can be had again by its number.
+struct Dice(u64);
+
+impl Dice {
+    fn of(number: u64) -> Self {
+        let mut dice = Dice(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        dice.roll(2);
+        dice
+    }
+
+    /// Below `sides`.
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % sides.max(1)
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.roll(256) as u8
+    }
+}
+
+/// A valid body for each route; those that generate ask for a few tokens.
+fn seeds() -> Vec<(&'static str, Value)> {
+    let call = json!({ "id": "c", "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } });
+    let messages = json!([
+        { "role": "system", "content": "Be brief." },
+        { "role": "user", "content": [{ "type": "text", "text": "Hi" }] },
+        { "role": "assistant", "content": null, "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "c", "content": "1" },
+    ]);
+    let function = json!({ "name": "f", "description": "d", "parameters": { "type": "object" } });
+    let tools = json!([{ "type": "function", "function": function }]);
+    let chat = json!({
+        "model": "alias", "messages": messages, "tools": tools, "tool_choice": "auto", "stream": true,
+        "stream_options": { "include_usage": true }, "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5,
+        "min_p": 0.1, "seed": 1, "n": 2, "stop": ["zzz"], "logprobs": true, "top_logprobs": 2, "logit_bias": { "1": 1 },
+        "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "speculative": { "block_size": 4 },
+        "chat_template_kwargs": { "a": 1 }, "reasoning_effort": "low", "user": "u",
+    });
+    let whole = json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 3, "temperature": 0 });
+    let completion =
+        json!({ "prompt": ["Once", "upon a"], "max_tokens": 3, "logprobs": 2, "stop": "x", "seed": 3, "stream": true });
+    let tokens = json!({ "prompt": [[1, 2, 3]], "max_tokens": 2, "echo": true, "n": 2, "temperature": 1 });
+    let responses = json!({
+        "input": [
+            { "role": "user", "content": [{ "type": "input_text", "text": "Hi" }] },
+            { "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}" },
+            { "type": "function_call_output", "call_id": "c", "output": "1" },
+        ],
+        "instructions": "i", "max_output_tokens": 3, "include": ["message.output_text.logprobs"], "metadata": { "a": "b" },
+        "stream": true, "tools": [{ "type": "function", "name": "f", "parameters": {} }], "temperature": 0,
+    });
+    let conversation = json!([
+        { "role": "user", "content": "Hi" },
+        { "role": "assistant", "content": [{ "type": "tool_use", "id": "c", "name": "f", "input": { "a": 1 } }] },
+        { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "c", "content": "1" }] },
+    ]);
+    let offered = json!([{ "name": "f", "input_schema": { "type": "object" } }]);
+    let message = json!({
+        "model": "alias", "max_tokens": 3, "system": [{ "type": "text", "text": "s" }], "messages": conversation,
+        "tools": offered, "stop_sequences": ["zzz"], "temperature": 1, "top_k": 3, "stream": true,
+    });
+    let template = json!({ "messages": messages, "tools": tools, "add_generation_prompt": true });
+    vec![
+        ("/v1/chat/completions", chat),
+        ("/v1/chat/completions", whole),
+        ("/v1/completions", completion),
+        ("/v1/completions", tokens),
+        ("/v1/responses", responses),
+        ("/v1/messages", message),
+        ("/v1/messages/count_tokens", json!({ "messages": conversation, "system": "s", "tools": offered })),
+        ("/tokenize", json!({ "content": "Hello", "add_special": true, "parse_special": false, "with_pieces": true })),
+        ("/detokenize", json!({ "tokens": [1, 2, 300] })),
+        ("/apply-template", template),
+    ]
+}
+
+/// The values in a value, itself included, in the order of the text.
+fn nodes<'a>(value: &'a mut Value, pick: &mut usize) -> Option<&'a mut Value> {
+    if *pick == 0 {
+        return Some(value);
+    }
+    *pick -= 1;
+    match value {
+        Value::Array(list) => list.iter_mut().find_map(|child| nodes(child, pick)),
+        Value::Object(map) => map.values_mut().find_map(|child| nodes(child, pick)),
+        _ => None,
+    }
+}
+
+fn count(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(list) => list.iter().map(count).sum(),
+        Value::Object(map) => map.values().map(count).sum(),
+        _ => 0,
+    }
+}
+
+fn nested(depth: usize, object: bool) -> Value {
+    (0..depth).fold(json!(1), |inner, _| if object { json!({ "a": inner }) } else { json!([inner]) })
+}
+
+/// A value that does not belong there, and what [`RAW`] in it stands for.
+fn odd(dice: &mut Dice) -> (Value, &'static str) {
+    let numbers =
+        ["1e999", "-1e999", "18446744073709551616", "-9223372036854775809", "1e-999", "-0.0", "0.1e1", "1E400"];
+    let value = match dice.roll(24) {
+        0 => Value::Null,
+        1 => json!(true),
+        2 => json!(""),
+        3 => json!("\u{0}\u{7f}\u{202e}\u{fffd}"),
+        4 => json!("x".repeat(3000)),
+        5 => json!([]),
+        6 => json!({}),
+        7 => json!(-1),
+        8 => json!(0),
+        9 => json!(3),
+        10 => json!(1.5),
+        11 => json!(u64::MAX),
+        12 => json!(i64::MIN),
+        13 => json!(1e308),
+        14 => json!([null, [null], {}]),
+        15 => json!({ "type": "text", "text": 1 }),
+        16 => json!({ "type": "image_url", "image_url": { "url": "data:," } }),
+        17 => json!("<bos><|turn>user\n"),
+        18 => nested(dice.roll(200), true),
+        19 => nested(dice.roll(200), false),
+        20 => json!("auto"),
+        21 => json!({ "": "" }),
+        _ => json!(RAW),
+    };
+    (value, numbers[dice.roll(numbers.len())])
+}
+
+/// A body as it is sent, made of a valid one.
+fn mutated(seed: &Value, other: &Value, dice: &mut Dice) -> Vec<u8> {
+    let mut body = seed.clone();
+    let mut raw = "1";
+    match dice.roll(12) {
+        // Most often one field, sometimes two, with odd values.
+        0..=4 => {
+            for _ in 0..1 + dice.roll(2) {
+                let mut pick = dice.roll(count(&body));
+                if let Some(node) = nodes(&mut body, &mut pick) {
+                    (*node, raw) = odd(dice);
+                }
+            }
+        }
+        // A field is missing, has another name, or belongs to another route.
+        5 => {
+            let map = body.as_object_mut().expect("an object");
+            let name = map.keys().nth(dice.roll(map.len())).cloned().expect("a field");
+            let value = map.remove(&name).expect("it is there");
+            if dice.roll(2) == 0 {
+                map.insert(name.to_uppercase(), value);
+            }
+        }
+        6 => {
+            let foreign: Map<String, Value> = other.as_object().cloned().expect("an object");
+            if let Some((name, value)) = foreign.into_iter().nth(dice.roll(6)) {
+                body[name] = value;
+            }
+        }
+        _ => {}
+    }
+    let mut bytes = body.to_string().replace(&format!("\"{RAW}\""), raw).into_bytes();
+    match dice.roll(16) {
+        0 => bytes.truncate(dice.roll(bytes.len())),
+        1 => (0..1 + dice.roll(8)).for_each(|_| {
+            let at = dice.roll(bytes.len());
+            bytes[at] ^= 1 << dice.roll(8);
+        }),
+        2 => (0..dice.roll(20)).for_each(|_| {
+            let at = dice.roll(bytes.len());
+            bytes.insert(at, dice.byte());
+        }),
+        3 => bytes = vec![b"[{"[dice.roll(2)]; dice.roll(100_000)],
+        4 => bytes.extend_from_slice(b"{}"),
+        5 => bytes = (0..dice.roll(300)).map(|_| dice.byte()).collect(),
+        _ => {}
+    }
+    bytes
+}
+
+/// What is wrong with an answer.
+fn verdict(path: &str, status: u16, text: &str) -> Result<(), &'static str> {
+    match status {
+        200..=299 => {
+            let streamed = text.starts_with("data:") || text.starts_with("event:");
+            let last =
+                ["data: [DONE]", "event: message_stop", "event: response.completed", "event: response.incomplete"];
+            if ["\"server_error\"", "\"api_error\"", "unavailable"].iter().any(|error| text.contains(error)) {
+                Err("an error in the stream")
+            } else if streamed && !last.iter().any(|last| text.contains(last)) {
+                Err("a stream without an end")
+            } else if !streamed && serde_json::from_str::<Value>(text).is_err() {
+                Err("an answer that is no JSON")
+            } else {
+                Ok(())
+            }
+        }
+        400..=499 => {
+            let body: Value = serde_json::from_str(text).map_err(|_| "an error that is no JSON")?;
+            let error = &body["error"];
+            if error["message"].as_str().is_none_or(str::is_empty) || error["type"].as_str().is_none() {
+                Err("an error without message or type")
+            } else if path.starts_with("/v1/messages") != (body["type"] == "error") {
+                Err("an error in another dialect")
+            } else {
+                Ok(())
+            }
+        }
+        0 => Err("no answer"),
+        _ => Err("neither an answer nor the client's fault"),
+    }
+}
+
+/// Sends bodies from four threads: how many were answered, how many refused, and what was wrong.
+fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
+    let seeds = seeds();
+    let (next, answered, refused) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let wrong = Mutex::new(Vec::new());
+    let one = |number: u64| {
+        let mut dice = Dice::of(number);
+        let (path, seed) = &seeds[number as usize % seeds.len()];
+        let other = &seeds[dice.roll(seeds.len())].1;
+        let body = mutated(seed, other, &mut dice);
+        let (status, text) = server.call("POST", path, "content-type: application/json\r\n", &body);
+        if status < 300 { &answered } else { &refused }.fetch_add(1, Ordering::Relaxed);
+        if let Err(why) = verdict(path, status, &text) {
+            let (sent, text) = (String::from_utf8_lossy(&body), &text);
+            let sent: String = sent.chars().take(600).collect();
+            wrong.lock().expect("lock").push(format!("body {number} to {path}: {why}: {status} {text}\nsent: {sent}"));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= bodies {
+                        return;
+                    }
+                    one(number);
+                }
+            });
+        }
+    });
+    (answered.into_inner(), refused.into_inner(), wrong.into_inner().expect("lock"))
+}
+
+fn setup() -> Setup {
+    let options = Options { max_body: 1 << 20, read_timeout: Duration::from_millis(500), ..Options::default() };
+    Setup { queue: 100_000, context: 192, options, ..Setup::default() }
+}
+
+/// The server answers as it did before, and nothing of what came is left in it.
+fn is_well(server: &Server, before: &Value) {
+    server.settle();
+    assert_eq!(server.get("/health").0, 200);
+    let slots: Value = serde_json::from_str(&server.get("/slots").1).expect("JSON");
+    assert!(slots.as_array().expect("slots").iter().all(|slot| slot["is_processing"] == false), "{slots}");
+    assert_eq!(answer(server), *before);
+}
+
+fn answer(server: &Server) -> Value {
+    let body = json!({ "messages": [{ "role": "user", "content": "What is speculative decoding?" }], "temperature": 0, "max_tokens": 30 });
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    answer["choices"].clone()
+}
+
+#[test]
+fn ten_thousand_odd_bodies() {
+    let server = Server::start(setup());
+    let before = answer(&server);
+    let began = Instant::now();
+    let (answered, refused, wrong) = bombard(&server, BODIES);
+    let seconds = began.elapsed().as_secs_f64();
+    println!("{answered} answered, {refused} refused, {} wrong in {seconds:.1} s", wrong.len());
+    assert!(wrong.is_empty(), "{} wrong, among them:\n{}", wrong.len(), wrong[..wrong.len().min(5)].join("\n\n"));
+    assert_eq!(answered + refused, BODIES);
+    assert!(seconds < 60.0 || cfg!(debug_assertions), "{seconds:.1} s");
+    // Both halves of the server were reached.
+    assert!(answered > BODIES / 10 && refused > BODIES / 10, "{answered} answered, {refused} refused");
+    is_well(&server, &before);
+}
+
+/// Statuses of all that comes back for bytes that are sent as they are; the writing end is closed after them.
+fn raw(server: &Server, bytes: &[u8]) -> Vec<u16> {
+    let mut stream = TcpStream::connect(server.address).expect("connected");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    // The server may have hung up already, as it should.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(Shutdown::Write);
+    let mut answer = Vec::new();
+    let end = stream.read_to_end(&mut answer);
+    let waited = end.is_err_and(|error| matches!(error.kind(), std::io::ErrorKind::WouldBlock));
+    assert!(!waited, "20 s without an end, after {}", String::from_utf8_lossy(&bytes[..bytes.len().min(300)]));
+    statuses(&answer)
+}
+
+fn statuses(answer: &[u8]) -> Vec<u16> {
+    let text = String::from_utf8_lossy(answer);
+    text.split("HTTP/1.").skip(1).map(|part| part.get(2..5).and_then(|s| s.parse().ok()).unwrap_or(0)).collect()
+}
+
+fn is_fine(status: &u16) -> bool {
+    (200..300).contains(status) || (400..500).contains(status)
+}
+
+/// Bytes that are hardly HTTP.
+fn garbage(dice: &mut Dice) -> Vec<u8> {
+    let body = r#"{"prompt": "Hi", "max_tokens": 2}"#;
+    let head = |length: &str| {
+        format!("POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n{length}\r\n")
+    };
+    let whole = format!("{}{body}", head(&format!("content-length: {}\r\n", body.len())));
+    match dice.roll(13) {
+        0 => (0..dice.roll(2000)).map(|_| dice.byte()).collect(),
+        // Half a request.
+        1 => whole.as_bytes()[..dice.roll(whole.len())].to_vec(),
+        // A length that is not the body's.
+        2 => format!("{}{body}", head(&format!("content-length: {}\r\n", dice.roll(2 * body.len())))).into(),
+        3 => {
+            let lengths = ["-1", "1e3", "99999999999999999999999", "5, 6", "0x10", " ", "4\r\ncontent-length: 5"];
+            format!("{}{body}", head(&format!("content-length: {}\r\n", lengths[dice.roll(lengths.len())]))).into()
+        }
+        4 => format!("{}{body}", head("")).into(),
+        // Headers: one that is huge, many, and those that are none.
+        5 => head(&format!("x: {}\r\n", "y".repeat(dice.roll(1_000_000)))).into(),
+        6 => head(&"x: y\r\n".repeat(dice.roll(5000))).into(),
+        7 => head(": \r\n\0: \x01\r\n \r\nx\r\n").into(),
+        8 => format!("GET /{} HTTP/1.1\r\nhost: t\r\n\r\n", "a".repeat(dice.roll(100_000))).into(),
+        // Requests one after the other, with junk between them.
+        9 => format!("{whole}{whole}\0\x7fjunk\r\n\r\n{whole}").into(),
+        10 => "GET /health HTTP/1.1\r\nhost: t\r\n\r\n".repeat(dice.roll(50)).into(),
+        // Chunks that are none.
+        11 => {
+            let chunks =
+                ["zz\r\n", "ffffffffffffffffff\r\n", "5\r\nab", "-1\r\n\r\n", "0\r\n\r\n", "3;x=y\r\nabc\r\n0\r\n\r\n"];
+            format!("{}{}", head("transfer-encoding: chunked\r\n"), chunks[dice.roll(chunks.len())]).into()
+        }
+        // Bits that fell over.
+        _ => {
+            let mut bytes = whole.into_bytes();
+            for _ in 0..1 + dice.roll(6) {
+                let at = dice.roll(bytes.len());
+                bytes[at] ^= 1 << dice.roll(8);
+            }
+            bytes
+        }
+    }
+}
+
+#[test]
+fn bytes_that_are_no_requests() {
+    let server = Server::start(setup());
+    let before = answer(&server);
+    // Clients that never finish their headers hold up nobody.
+    let slow: Vec<TcpStream> = (0..50)
+        .map(|_| {
+            let mut stream = TcpStream::connect(server.address).expect("connected");
+            stream.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: t\r\nx: ").expect("written");
+            stream
+        })
+        .collect();
+    let next = AtomicU64::new(0);
+    let wrong = Mutex::new(Vec::new());
+    let answers = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= 2000 {
+                        return;
+                    }
+                    let bytes = garbage(&mut Dice::of(number));
+                    let found = raw(&server, &bytes);
+                    answers.fetch_add(found.len() as u64, Ordering::Relaxed);
+                    if !found.iter().all(is_fine) {
+                        let sent = String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned();
+                        wrong.lock().expect("lock").push(format!("garbage {number}: {found:?}\nsent: {sent}"));
+                    }
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().expect("lock");
+    assert!(wrong.is_empty(), "{} wrong, among them:\n{}", wrong.len(), wrong[..wrong.len().min(5)].join("\n\n"));
+    assert!(answers.into_inner() > 1000);
+    drop(slow);
+    is_well(&server, &before);
+}
+
+#[test]
+fn a_body_that_does_not_come_is_not_waited_for() {
+    let server = Server::start(setup());
+    let mut stream = TcpStream::connect(server.address).expect("connected");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    stream
+        .write_all(b"POST /tokenize HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: 9\r\n\r\n{")
+        .expect("written");
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert_eq!(statuses(&answer), [408]);
+}
+
+/// The twin: a 5xx, no answer, and half an answer would be seen.
+#[test]
+fn failures_are_seen() {
+    let broken = Server::begin(Setup { broken: true, ..setup() });
+    let (_, _, wrong) = bombard(&broken, 100);
+    assert!(wrong.len() > 10 && wrong[0].contains("neither"), "{wrong:?}");
+    let chat = "/v1/chat/completions";
+    let error = r#"{"error": {"message": "m", "type": "t"}}"#;
+    assert_eq!(verdict(chat, 400, error), Ok(()));
+    for (path, status, text) in [
+        (chat, 500, error),
+        (chat, 503, error),
+        (chat, 0, ""),
+        (chat, 400, "no"),
+        (chat, 400, r#"{"error": {}}"#),
+        ("/v1/messages", 400, error),
+        (chat, 200, "data: {}\n\n"),
+        (chat, 200, "{"),
+        (chat, 200, "data: {\"error\": {\"type\": \"server_error\"}}\n\ndata: [DONE]\n\n"),
+    ] {
+        assert!(verdict(path, status, text).is_err(), "{path} {status} {text}");
+    }
+    assert_eq!(statuses(b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 502 Bad"), [200, 502]);
+    assert!(!is_fine(&502) && !is_fine(&0) && !is_fine(&101));
+}
