@@ -191,6 +191,7 @@ fn a_failing_constraint_is_its_own_requests() {
 fn a_grammar_that_becomes_too_much_work_is_given_up() {
     // Every way of bracketing what came before is kept in mind.
     let ambiguous = lark("start: x\nx: x x | x x x | \"a\" | \"b\"\n");
+    let begun = std::time::Instant::now();
     let ask = Request { max_tokens: Some(1500), ignore_eos: true, ..request(&ambiguous) };
     let options = EngineOptions { reuse: false, context: Some(2048), ..EngineOptions::default() };
     let want = Driver::new(model(false), options.clone()).ask(ask.clone()).answer;
@@ -258,7 +259,7 @@ fn tokens_of_the_same_bytes_are_alike() {
 #[test]
 fn a_leading_space_that_is_cut_is_not_there() {
     let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
-    let vocab = r#"{"<eos>": 0, "▁a": 1, "a": 2, "b": 3, "▁": 4, "▁c": 5}"#;
+    let vocab = r#"{"<eos>": 0, "c": 1, "a": 2, "b": 3, "▁": 4, "▁a": 5}"#;
     for decoder in [
         r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false}"#,
         r#"{"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
@@ -275,7 +276,7 @@ fn a_leading_space_that_is_cut_is_not_there() {
         let tokenizer = Arc::new(Tokenizer::load(dir.path()).unwrap_or_else(|e| panic!("{e}")));
         let factory = GrammarFactory::new(&tokenizer).unwrap_or_else(|e| panic!("{e}"));
         for (text, liked, want) in
-            [("ab a", [1, 3, 4, 2, 5, 0], vec![1, 3, 1]), ("ab a", [2, 3, 4, 1, 5, 0], vec![2, 3, 4, 2])]
+            [("ab a", [5, 3, 4, 2, 1, 0], vec![5, 3, 5]), ("ab a", [2, 3, 4, 5, 1, 0], vec![2, 3, 4, 2])]
         {
             let grammar = Grammar::Lark(format!("start: \"{text}\"\n"));
             let constraint = factory.compile(&grammar).unwrap_or_else(|e| panic!("{e}"));

@@ -41,6 +41,10 @@ impl Next {
 /// A message of the library without what it appends for its developers.
 pub(super) fn plain(message: &str) -> String {
     let message = message.split("\n<").next().unwrap_or_default();
+    if message.contains("oneOf constraints are not supported") {
+        return "oneOf: alternatives that exclude each other by type, const or enum expected, found some that may overlap; use anyOf"
+            .into();
+    }
     match message.trim().strip_prefix("panic: ") {
         Some(why) => format!("the grammar compiler gave up ({})", why.trim()),
         None => message.trim().to_owned(),

@@ -32,7 +32,15 @@ pub(super) const STACK: usize = 256 << 20;
 
 /// Work of the parser, to compile and for each set of allowed tokens.
 pub(super) fn parser() -> ParserLimits {
-    ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
+    // The time of a step grows with the items of it times those of a row.
+    let (step_max_items, max_items_in_row) = (30_000, 1_000);
+    ParserLimits {
+        max_lexer_states: 50_000,
+        step_max_items,
+        max_items_in_row,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
 }
 
 /// Size and nesting of a grammar's text. Strings, regular expressions and comments are passed over.

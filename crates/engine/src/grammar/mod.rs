@@ -112,8 +112,8 @@ pub enum GrammarError {
         /// The request's parameter.
         what: &'static str,
     },
-    /// The model has no token to begin with.
-    #[error("{what}: no token of this model can begin an answer")]
+    /// Nothing fits, or nothing that the model's tokens can say.
+    #[error("{what}: a grammar that allows some text expected, found one that nothing can begin")]
     NoToken {
         /// The request's parameter.
         what: &'static str,

@@ -23,6 +23,10 @@ const MAPS: [&str; 4] = ["properties", "patternProperties", "$defs", "definition
 /// Keywords that hold a count.
 const COUNTS: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 
+/// Keywords that bound a number, and the bounds of the bounds: the compiler counts in 64 bits.
+const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+const LARGEST: f64 = 9e18;
+
 /// Checks size, and every schema's types, enumerations, references and counts.
 pub(super) fn check(root: &Value) -> Result<(), GrammarError> {
     check_size(root)?;
@@ -71,6 +75,9 @@ pub(super) fn check(root: &Value) -> Result<(), GrammarError> {
                 ("required", other) => return Err(part(&here(), "a list of strings", other)),
                 (k, value) if COUNTS.contains(&k) && !is_count(value) => {
                     return Err(part(&here(), "a whole number, 0 or more", value));
+                }
+                (k, value) if BOUNDS.contains(&k) && value.as_f64().is_none_or(|n| n.abs() > LARGEST) => {
+                    return Err(part(&here(), "a number from -9e18 to 9e18", value));
                 }
                 _ => {}
             }
@@ -191,6 +198,8 @@ mod tests {
             (json!({"$defs": {"a": {"items": {"minItems": -1}}}}), "at #/$defs/a/items/minItems: a whole number"),
             (json!({"maxLength": 1.5}), "at #/maxLength"),
             (json!({"minLength": "2"}), "at #/minLength"),
+            (json!({"minimum": -1e19}), "at #/minimum: a number from -9e18 to 9e18"),
+            (json!({"exclusiveMaximum": true}), "at #/exclusiveMaximum"),
             (json!({"required": "a"}), "at #/required: a list of strings"),
         ] {
             let message = refused(schema.clone());
