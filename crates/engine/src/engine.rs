@@ -305,6 +305,9 @@ impl Engine {
         if let Some(found) = request.block_size.filter(|k| !(1..=MAX_BLOCK).contains(k)) {
             return Err(RequestError::BlockSize { found, most: MAX_BLOCK });
         }
+        if request.constraint.as_ref().is_some_and(|c| !c.is_for(&self.tokenizer)) {
+            return Err(RequestError::Constraint);
+        }
         // Checked here so that the fault is answered at once, not when a slot is free.
         request.sampling.validate(info.vocab_size)?;
         crate::stop::StopStrings::new(request.stop.clone())?;

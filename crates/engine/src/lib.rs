@@ -7,6 +7,7 @@
 pub mod cache;
 mod digest;
 pub mod engine;
+pub mod grammar;
 pub mod perplexity;
 pub mod record;
 pub mod request;

@@ -2,6 +2,7 @@
 
 use mlxcel_model::ModelError;
 
+use crate::grammar::Constraint;
 use crate::sample::{SampleError, SamplingParams, TokenLogprobs};
 use crate::speculate::Rounds;
 use crate::stop::StopError;
@@ -32,6 +33,9 @@ pub struct Request {
     /// Block width K of its rounds, at most [`MAX_BLOCK`](crate::speculate::MAX_BLOCK); 1 = no drafts. `None` = as the engine
     /// does. It changes the speed of the answer, not the answer.
     pub block_size: Option<usize>,
+    /// What the answer's text must be, from a [`GrammarFactory`](crate::grammar::GrammarFactory) of the engine's tokenizer. `None` =
+    /// any text.
+    pub constraint: Option<Constraint>,
 }
 
 /// A request in a slot, between steps.
@@ -103,6 +107,12 @@ pub enum RequestError {
         /// The widest.
         most: usize,
     },
+    /// A constraint of another tokenizer.
+    #[error(
+        "constraint: a grammar compiled for this engine's tokenizer expected, found one compiled for another; make the \
+         GrammarFactory from Engine::tokenizer"
+    )]
+    Constraint,
     /// A sampling parameter out of range.
     #[error(transparent)]
     Sampling(#[from] SampleError),
@@ -136,6 +146,8 @@ pub enum FinishReason {
     StopToken(u32),
     /// A stop string (index into the request's list).
     StopString(usize),
+    /// The constraint allows nothing more.
+    Grammar,
     /// `max_tokens`, or the end of the context.
     Length,
     /// [`Engine::cancel`](crate::Engine::cancel).
@@ -148,7 +160,7 @@ impl FinishReason {
     /// The name in machine-readable output: `stop`, `length`, `cancelled` or `error`.
     pub fn name(&self) -> &'static str {
         match self {
-            FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+            FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Grammar => "stop",
             FinishReason::Length => "length",
             FinishReason::Cancelled => "cancelled",
             FinishReason::Error(_) => "error",

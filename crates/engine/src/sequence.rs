@@ -11,6 +11,7 @@ use crate::cache::pages::PageTable;
 use crate::cache::prefix::{NodeId, ROOT};
 use crate::cache::snapshots::Line;
 use crate::cache::states::Slot;
+use crate::grammar::guide::{DraftGuide, Guide};
 use crate::request::{Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
 use crate::sample::{History, SampleError, Sampled, Sampler};
 use crate::speculate::width::Width;
@@ -54,6 +55,7 @@ pub struct Sequence {
     ended: bool,
     idle: usize, // steps since the last that asked for drafts
     sampler: Sampler,
+    guide: Option<Guide>,
     detokenizer: Detokenizer,
     stops: StopStrings,
     stop_ids: HashSet<u32>,
@@ -78,6 +80,7 @@ impl Sequence {
         if !request.ignore_eos {
             stops.extend(stop_ids);
         }
+        let guide = request.constraint.map(|constraint| Guide::new(constraint, stops.iter().copied()));
         Ok(Sequence {
             id,
             history: History::new(&request.prompt),
@@ -97,6 +100,7 @@ impl Sequence {
             ended: false,
             idle: 1,
             sampler: Sampler::new(request.sampling, vocab)?,
+            guide,
             detokenizer: Detokenizer::new(tokenizer, !request.show_special),
             stops: StopStrings::new(request.stop)?,
             stop_ids: stops,
@@ -152,9 +156,21 @@ impl Sequence {
         self.stop_ids.contains(&token)
     }
 
-    /// Whether tokens are chosen by the largest logit alone.
+    /// Whether tokens are chosen by the largest logit alone, of all tokens.
     pub fn takes_the_largest(&self) -> bool {
-        self.sampler.takes_the_largest()
+        self.sampler.takes_the_largest() && self.guide.is_none()
+    }
+
+    /// What keeps its drafts within its grammar, lent to who drafts; `None` without a constraint.
+    pub fn start_drafting(&mut self) -> Option<Box<DraftGuide>> {
+        self.guide.as_mut()?.start_drafting(self.history.generated())
+    }
+
+    /// Takes back what [`Sequence::start_drafting`] lent.
+    pub fn end_drafting(&mut self, draft: Option<Box<DraftGuide>>) {
+        if let Some(guide) = &mut self.guide {
+            guide.end_drafting(draft);
+        }
     }
 
     /// Asks for `count` drafts.
@@ -175,15 +191,22 @@ impl Sequence {
 
     /// Chooses the next token from the logits of the last position and appends it.
     pub fn choose(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
-        let sampled = self.sampler.sample(logits, self.history.len(), &self.history)?;
+        let position = self.history.len();
+        let failed = |why| SampleError::Constraint { position, why };
+        let allowed = self.guide.as_ref().map_or(Ok(None), |g| g.allowed().map_err(failed))?;
+        let sampled = self.sampler.sample_from(logits, position, &self.history, allowed)?;
         self.history.push(sampled.token);
+        if let Some(guide) = self.guide.as_mut().filter(|_| !self.stop_ids.contains(&sampled.token)) {
+            guide.advance(sampled.token);
+        }
         let now = Instant::now();
         self.first.get_or_insert(now);
         self.last = Some(now);
         Ok(sampled)
     }
 
-    /// Events of a chosen token, and whether the answer ends with it. A stop token or string goes before the length.
+    /// Events of a chosen token, and whether the answer ends with it. A stop token or string goes before the end of the grammar, and
+    /// that before the length.
     pub fn emit(&mut self, sampled: Sampled, events: &mut Vec<Event>) -> bool {
         let stop_token = self.stop_ids.contains(&sampled.token);
         let mut text = String::new();
@@ -195,6 +218,9 @@ impl Sequence {
             let result = self.stops.push(&piece);
             text = result.emit;
             reason = result.matched.map(FinishReason::StopString).or(reason);
+        }
+        if reason.is_none() && self.guide.as_ref().is_some_and(Guide::is_complete) {
+            reason = Some(FinishReason::Grammar);
         }
         if reason.is_none() && self.history.generated().len() >= self.max_tokens {
             reason = Some(FinishReason::Length);

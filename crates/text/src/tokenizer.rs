@@ -203,6 +203,17 @@ impl Tokenizer {
         self.bytes_of(id, false).unwrap_or_default()
     }
 
+    /// The bytes a token adds at the start of a text, where some tokenizers cut a space; empty for an id outside the vocabulary.
+    pub fn leading_bytes(&self, id: u32) -> Vec<u8> {
+        let mut bytes = self.bytes_of(id, true).unwrap_or_default();
+        if let Some((c, most)) = self.decoder.strip_start {
+            let cut = c.to_string();
+            let times = bytes.chunks(cut.len()).take(most).take_while(|part| *part == cut.as_bytes()).count();
+            bytes.drain(..times * cut.len());
+        }
+        bytes
+    }
+
     pub(crate) fn decoder(&self) -> &TokenDecoder {
         &self.decoder
     }

@@ -10,16 +10,18 @@
 //! 2. `logit_bias` is added;
 //! 3. penalties: repetition, over prompt and answer (positive logits divided, others multiplied), then frequency and
 //!    presence, over the answer only; a result beyond f32 becomes the largest finite value of its sign;
-//! 4. temperature 0 takes the largest logit, the lowest id among equals, and ends here;
-//! 5. temperature: `d = (logit - max) / T`;
-//! 6. top-k: exactly k tokens, the lower id winning at the k-th value;
-//! 7. top-p, of the softmax over what is left: the shortest prefix, best first, with at least that mass;
-//! 8. min-p: `d >= ln(min_p)`;
-//! 9. Gumbel-max: the largest `d` + noise, the lowest id among equals.
+//! 4. tokens that a constraint does not allow are left out, as if the vocabulary had none of them;
+//! 5. temperature 0 takes the largest logit, the lowest id among equals, and ends here;
+//! 6. temperature: `d = (logit - max) / T`;
+//! 7. top-k: exactly k tokens, the lower id winning at the k-th value;
+//! 8. top-p, of the softmax over what is left: the shortest prefix, best first, with at least that mass;
+//! 9. min-p: `d >= ln(min_p)`;
+//! 10. Gumbel-max: the largest `d` + noise, the lowest id among equals.
 //!
-//! Log-probabilities are those of the raw row. From bits of logits to the token, all arithmetic is plain IEEE in a
-//! fixed order, so the choice is the same on every machine.
+//! Log-probabilities are those of the raw row, tokens that a constraint forbids included. From bits of logits to the token,
+//! all arithmetic is plain IEEE in a fixed order, so the choice is the same on every machine.
 
+mod allowed;
 mod draft;
 mod filter;
 mod history;
@@ -30,6 +32,7 @@ mod params;
 #[cfg(test)]
 mod tests;
 
+pub use allowed::TokenSet;
 pub use history::{History, TokenCount};
 pub use logprobs::TokenLogprobs;
 pub use noise::gumbel;
@@ -61,6 +64,8 @@ pub struct Sampler {
     /// The row after bias and penalties; unused where there are none.
     adjusted: Vec<f32>,
     candidates: Vec<Candidate>,
+    /// Logits and ids of the allowed tokens; unused without a constraint.
+    allowed: (Vec<f32>, Vec<u32>),
 }
 
 impl Sampler {
@@ -72,7 +77,8 @@ impl Sampler {
         params.validate(vocab)?;
         let min_d = if params.min_p > 0.0 { math::ln(f64::from(params.min_p)) } else { f64::NEG_INFINITY };
         let mass = Mass::new(vocab);
-        Ok(Sampler { params, vocab, mass, min_d, adjusted: Vec::new(), candidates: Vec::new() })
+        let (adjusted, candidates, allowed) = Default::default();
+        Ok(Sampler { params, vocab, mass, min_d, adjusted, candidates, allowed })
     }
 
     /// The parameters it was made with.
@@ -86,6 +92,20 @@ impl Sampler {
     /// # Errors
     /// [`SampleError::RowLength`] and [`SampleError::NonFinite`]; the sampler stays usable.
     pub fn sample(&mut self, logits: &[f32], position: usize, history: &History) -> Result<Sampled, SampleError> {
+        self.sample_from(logits, position, history, None)
+    }
+
+    /// The same, from the `allowed` tokens only: bias and penalties first, every filter of what is left. `None` allows all.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`]; [`SampleError::NothingAllowed`] where no allowed token has a logit.
+    pub fn sample_from(
+        &mut self,
+        logits: &[f32],
+        position: usize,
+        history: &History,
+        allowed: Option<&TokenSet>,
+    ) -> Result<Sampled, SampleError> {
         check_row(logits, position, self.vocab)?;
         let row = if self.adjusts(history) {
             adjust(&self.params, logits, history, &mut self.adjusted);
@@ -93,17 +113,22 @@ impl Sampler {
         } else {
             logits
         };
-        let best = filter::argmax(row);
-        let token = if self.params.temperature == 0.0 {
-            best.token
-        } else {
-            let scale = Scale::new(best, self.params.temperature);
-            let noise = RowNoise::new(self.params.seed, position as u64);
-            let kept = &mut self.candidates;
-            if narrow(&self.params, row, scale, self.mass, kept) {
-                filter::gumbel_max(kept.iter().copied(), scale, self.min_d, noise).0
-            } else {
-                filter::gumbel_max(filter::candidates(row), scale, self.min_d, noise).0
+        let (params, kept) = (&self.params, &mut self.candidates);
+        let token = match allowed {
+            None => pick(params, self.mass, self.min_d, position, row, kept, |token| token),
+            Some(allowed) => {
+                let best = filter::argmax(row).token;
+                if params.temperature == 0.0 && allowed.contains(best) {
+                    best
+                } else {
+                    let (values, ids) = &mut self.allowed;
+                    pack(row, allowed, values, ids);
+                    if values.is_empty() {
+                        return Err(SampleError::NothingAllowed { position });
+                    }
+                    let mass = Mass::new(values.len());
+                    pick(params, mass, self.min_d, position, values, kept, |index| ids[index as usize])
+                }
             }
         };
         let logprob =
@@ -118,6 +143,41 @@ impl Sampler {
         !p.logit_bias.is_empty()
             || (p.repetition_penalty != 1.0 && !history.is_empty())
             || (answer && !history.generated().is_empty())
+    }
+}
+
+/// The token for `position` from a row of which value `i` is that of token `id(i)`; ids ascend.
+fn pick(
+    params: &SamplingParams,
+    mass: Mass,
+    min_d: f64,
+    position: usize,
+    row: &[f32],
+    kept: &mut Vec<Candidate>,
+    id: impl Fn(u32) -> u32,
+) -> u32 {
+    let named = |c: Candidate| Candidate { token: id(c.token), ..c };
+    let best = named(filter::argmax(row));
+    if params.temperature == 0.0 {
+        return best.token;
+    }
+    let scale = Scale::new(best, params.temperature);
+    let noise = RowNoise::new(params.seed, position as u64);
+    if narrow(params, row, scale, mass, kept) {
+        filter::gumbel_max(kept.iter().copied().map(named), scale, min_d, noise).0
+    } else {
+        filter::gumbel_max(filter::candidates(row).map(named), scale, min_d, noise).0
+    }
+}
+
+/// The allowed tokens of a row, with their ids in ascending order.
+fn pack(row: &[f32], allowed: &TokenSet, values: &mut Vec<f32>, ids: &mut Vec<u32>) {
+    values.clear();
+    ids.clear();
+    for token in allowed.iter() {
+        let Some(value) = row.get(token as usize) else { return };
+        values.push(*value);
+        ids.push(token);
     }
 }
 

@@ -125,6 +125,20 @@ pub enum SampleError {
         /// The length of the row.
         found: usize,
     },
+    /// A constraint that leaves no token of the model's vocabulary.
+    #[error("the constraint allows no token of this model's vocabulary at position {position}")]
+    NothingAllowed {
+        /// Index in the sequence of the token that was to be chosen.
+        position: usize,
+    },
+    /// A constraint that failed; what it said.
+    #[error("the constraint failed at position {position}: {why}")]
+    Constraint {
+        /// Index in the sequence of the token that was to be chosen.
+        position: usize,
+        /// What the grammar engine said.
+        why: String,
+    },
 }
 
 #[cfg(test)]

@@ -57,7 +57,13 @@ fn oracle_row(p: &SamplingParams, logits: &[f32], history: &History) -> Vec<f32>
     row
 }
 
-fn oracle(p: &SamplingParams, logits: &[f32], position: usize, history: &History, noise: Noise) -> u32 {
+fn oracle(
+    p: &SamplingParams,
+    logits: &[f32],
+    position: usize,
+    history: &History,
+    noise: impl Fn(u64, u64, u32) -> f64,
+) -> u32 {
     let row = oracle_row(p, logits, history);
     if p.temperature == 0.0 {
         return argmax(&row).token;
@@ -378,6 +384,50 @@ fn non_finite_logits_are_an_error_and_leave_the_sampler_usable() {
         assert_eq!(sampler.sample(&good, 4, &History::default()), before);
         let short = sampler.sample(&good[1..], 4, &History::default());
         assert_eq!(short, Err(SampleError::RowLength { position: 4, expected: 3000, found: 2999 }));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    /// Forbidden tokens are as if the vocabulary had none of them: the same choice as from a row that holds only the allowed
+    /// ones, with the noise of their ids.
+    #[test]
+    fn a_constraint_is_a_smaller_vocabulary(
+        params in any_params(), history in any_history(), vocab in 8_usize..500, row in any::<u64>(),
+        spread in 0.1_f32..6.0, position in 0_usize..10_000, keep in any::<u64>(), modulus in 1_u64..40,
+    ) {
+        let logits = toy_row(vocab, row, spread);
+        let is_in = |t: u32| (u64::from(t).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ keep) >> 40 & 0xffff_ffff;
+        let ids: Vec<u32> = (0..vocab as u32).filter(|t| is_in(*t) % modulus == 0).collect();
+        let mut set = TokenSet::empty(vocab + 40);
+        ids.iter().for_each(|t| set.insert(*t));
+        // Tokens beyond the model's vocabulary are no one's choice.
+        set.insert(vocab as u32 + 3);
+        let mut sampler = Sampler::new(params.clone(), vocab).unwrap();
+        let got = sampler.sample_from(&logits, position, &history, Some(&set));
+        if ids.is_empty() {
+            prop_assert_eq!(got, Err(SampleError::NothingAllowed { position }));
+        } else {
+            let whole = oracle_row(&params, &logits, &history);
+            let packed: Vec<f32> = ids.iter().map(|t| whole[*t as usize]).collect();
+            let plain = SamplingParams { logit_bias: vec![], repetition_penalty: 1.0, presence_penalty: 0.0,
+                                         frequency_penalty: 0.0, ..params.clone() };
+            let noise = |seed: u64, position: u64, index: u32| gumbel(seed, position, ids[index as usize]);
+            let want = ids[oracle(&plain, &packed, position, &History::default(), noise) as usize];
+            let got = got.unwrap();
+            prop_assert_eq!(got.token, want);
+            // Log-probabilities stay those of the raw row.
+            if let (Some(n), Some(logprob)) = (params.logprobs, got.logprob) {
+                let raw = logprobs::token_logprobs(&logits, want, n, &mut Vec::new());
+                prop_assert_eq!(logprob, raw);
+            }
+        }
+        // Where all is allowed, nothing changes.
+        let mut all = TokenSet::empty(vocab);
+        (0..vocab as u32).for_each(|t| all.insert(t));
+        let free = sampler.sample(&logits, position, &history);
+        prop_assert_eq!(sampler.sample_from(&logits, position, &history, Some(&all)), free);
     }
 }
 

@@ -8,6 +8,7 @@ use mlxcel_model::drafters::{Ask, Candidate, Choose, Drafter, DrafterInfo, Hidde
 use super::acceptance::Acceptance;
 use super::width::{Costs, Others, Policy, Seat, Width, plan};
 use super::{MAX_BLOCK, Rounds, Speculation};
+use crate::grammar::guide::DraftGuide;
 use crate::scheduler::Planned;
 use crate::sequence::Sequence;
 
@@ -159,18 +160,23 @@ impl Speculator {
         if chosen.is_empty() {
             return drafts;
         }
+        let guides = chosen.iter().map(|(i, _)| running[*i].start_drafting()).collect();
         let asks: Vec<Ask<'_>> =
             chosen.iter().map(|(i, count)| running[*i].ask(*count, self.candidates(&running[*i]))).collect();
         let mut chooser = Chooser {
             sequences: chosen.iter().map(|(i, _)| &running[*i]).collect(),
             drafted: vec![Vec::new(); chosen.len()],
             margins: vec![Vec::new(); chosen.len()],
+            guides,
             assigned,
             options: &self.options,
         };
         let proposed = self.drafter.propose(&asks, &mut chooser);
         let seconds = started.elapsed().as_secs_f64();
-        let margins = chooser.margins;
+        let (margins, guides) = (chooser.margins, chooser.guides);
+        for ((i, _), guide) in chosen.iter().zip(guides) {
+            running[*i].end_drafting(guide);
+        }
         match proposed {
             Ok(proposed) => {
                 let depth = proposed.iter().map(Vec::len).max().unwrap_or(0);
@@ -338,6 +344,8 @@ struct Chooser<'a> {
     sequences: Vec<&'a Sequence>,
     drafted: Vec<Vec<u32>>,
     margins: Vec<Vec<f32>>,
+    /// What keeps drafts within the requests' grammars.
+    guides: Vec<Option<Box<DraftGuide>>>,
     assigned: usize,
     options: &'a Speculation,
 }
@@ -350,11 +358,16 @@ impl Choose for Chooser<'_> {
         if drafted.last().is_some_and(|t| sequence.ends_with(*t)) {
             return None;
         }
+        let within = self.guides[ask].as_mut().map(|guide| guide.narrow(candidates));
+        let candidates = within.as_deref().unwrap_or(candidates);
         let token = sequence.draft(candidates, drafted, self.options.coupling)?;
         if token as usize >= self.assigned {
             return None;
         }
         drafted.push(token);
+        if let Some(guide) = self.guides[ask].as_mut().filter(|_| !sequence.ends_with(token)) {
+            guide.push(token);
+        }
         if let [first, second, ..] = candidates {
             self.margins[ask].push(first.logit - second.logit);
         }

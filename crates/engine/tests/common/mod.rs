@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod drafts;
+pub mod grammars;
+pub mod json;
 pub mod prompts;
 pub mod scripted;
 
