@@ -1,5 +1,7 @@
 //! `POST /v1/chat/completions`.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -15,8 +17,8 @@ use crate::facts::Facts;
 use crate::failure::{Dialect, refused};
 use crate::generate::{End, Piece, Speech, Wanted, request, sampling};
 use crate::logprobs::token_logprob;
-use crate::prompt;
 use crate::sse::{Events, Gone, stream};
+use crate::{constraint, prompt};
 
 /// The route.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> Response {
@@ -57,14 +59,17 @@ pub fn check_model(asked: Option<&str>, facts: &Facts) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// What is wrong with the request; a full queue.
-pub async fn speak(app: &App, facts: &Facts, wanted: &ChatRequest) -> Result<Vec<Speech>, ApiError> {
+pub async fn speak(app: &App, facts: &Arc<Facts>, wanted: &ChatRequest) -> Result<Vec<Speech>, ApiError> {
     let (rendered, parser) = prompt::chat(facts, wanted)?;
+    let grammar = constraint::wanted(wanted.response_format.as_ref(), wanted.grammar.as_deref());
+    let constraint = constraint::compile(facts, grammar).await?;
     let logprobs = wanted.logprobs.then(|| wanted.top_logprobs.unwrap_or(0) as usize);
     let parts = Wanted {
         prompt: rendered.tokens,
         max_tokens: wanted.max_tokens,
         // Markers of thoughts and calls are special tokens in some families.
         show_special: true,
+        constraint,
     };
     let first = sampling(&wanted.sampling, facts, logprobs);
     let mut speeches = Vec::new();
@@ -106,7 +111,7 @@ pub fn sum(ends: &[End]) -> Usage {
 struct Talk {
     id: String,
     created: u64,
-    facts: std::sync::Arc<Facts>,
+    facts: Arc<Facts>,
 }
 
 /// A whole answer being put together.

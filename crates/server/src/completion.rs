@@ -16,8 +16,8 @@ use crate::chat::{check_model, finish_reason, sum};
 use crate::facts::Facts;
 use crate::failure::{Dialect, refused};
 use crate::generate::{End, Piece, Speech, Wanted, request, sampling};
-use crate::logprobs;
 use crate::sse::{Events, Gone, stream};
+use crate::{constraint, logprobs};
 
 /// The route.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> Response {
@@ -31,10 +31,6 @@ async fn answer(app: &Shared, incoming: Body) -> Result<Response, ApiError> {
     let wanted = CompletionRequest::from_bytes(&body(app, incoming).await?)?;
     let facts = app.facts()?;
     check_model(wanted.model.as_deref(), &facts)?;
-    if wanted.grammar.is_some() {
-        let message = "this version cannot constrain the text; leave it out";
-        return Err(ApiError::parameter("grammar", message).with_code("unsupported_parameter"));
-    }
     let lines = speak(app, &facts, &wanted).await?;
     let talk = Talk { id: identifier("cmpl-"), created: now(), facts, logprobs: wanted.logprobs.is_some() };
     if wanted.stream {
@@ -51,7 +47,9 @@ struct Line {
 }
 
 /// Submits every prompt, `n` times each; lines of one prompt stand together.
-async fn speak(app: &App, facts: &Facts, wanted: &CompletionRequest) -> Result<Vec<Vec<Line>>, ApiError> {
+async fn speak(app: &App, facts: &Arc<Facts>, wanted: &CompletionRequest) -> Result<Vec<Vec<Line>>, ApiError> {
+    let grammar = constraint::wanted(None, wanted.grammar.as_deref());
+    let constraint = constraint::compile(facts, grammar).await?;
     let logprobs = wanted.logprobs.map(|n| n as usize);
     if wanted.echo && logprobs.is_some() {
         let message = "expected no echo with logprobs: log-probabilities of prompts are not computed";
@@ -71,7 +69,12 @@ async fn speak(app: &App, facts: &Facts, wanted: &CompletionRequest) -> Result<V
             PromptItem::Text(text) => text.clone(),
             PromptItem::Tokens(tokens) => facts.tokenizer.decode(tokens, true),
         });
-        let parts = Wanted { prompt, max_tokens: wanted.max_tokens.or(Some(16)), show_special: false };
+        let parts = Wanted {
+            prompt,
+            max_tokens: wanted.max_tokens.or(Some(16)),
+            show_special: false,
+            constraint: constraint.clone(),
+        };
         let mut lines = Vec::new();
         for i in 0..wanted.n.unwrap_or(1) {
             let seed = first.seed.wrapping_add(u64::from(i));

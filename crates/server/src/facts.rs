@@ -1,7 +1,8 @@
 //! What routes need to know of the model that is served.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use mlxcel_engine::grammar::{GrammarError, GrammarFactory};
 use mlxcel_engine::sample::SamplingParams;
 use mlxcel_text::parse::ParserKind;
 use mlxcel_text::{ChatTemplate, Tokenizer};
@@ -17,6 +18,8 @@ pub struct Facts {
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template; `None` for base models.
     pub template: Option<ChatTemplate>,
+    /// Compiles grammars for it, once the first is asked for ([`Facts::grammars`]).
+    pub factory: OnceLock<Result<GrammarFactory, GrammarError>>,
     /// How it marks thoughts and calls.
     pub parser: ParserKind,
     /// Whether thoughts come as `reasoning_content`, apart from the content.
@@ -79,6 +82,14 @@ impl Facts {
     /// Whether a request's `model` means this one.
     pub fn is_called(&self, name: &str) -> bool {
         self.names.iter().any(|own| own == name)
+    }
+
+    /// What compiles grammars for its tokenizer.
+    ///
+    /// # Errors
+    /// The tokenizer cannot be used for that.
+    pub fn grammars(&self) -> Result<&GrammarFactory, GrammarError> {
+        self.factory.get_or_init(|| GrammarFactory::new(&self.tokenizer)).as_ref().map_err(Clone::clone)
     }
 
     /// The name in answers.

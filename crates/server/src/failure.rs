@@ -63,6 +63,7 @@ fn invalid(error: &RequestError, prompt: &str) -> ApiError {
         RequestError::NoTokens => of("max_tokens"),
         RequestError::BlockSize { .. } => of("speculative.block_size"),
         RequestError::Stop(_) => of("stop"),
+        RequestError::Constraint => ApiError::new(ErrorKind::Internal, error.to_string()),
         RequestError::Sampling(error) => {
             let text = error.to_string();
             // The message begins with the parameter, and sometimes with what of it.

@@ -1,5 +1,6 @@
 //! From a request's parameters to the engine's, and from its events to what was said.
 
+use mlxcel_engine::grammar::Constraint;
 use mlxcel_engine::sample::{SamplingParams, TokenLogprobs};
 use mlxcel_engine::{Event, FinishReason, Finished, Request, Rounds, TokenEvent};
 use mlxcel_protocol::openai::{Timings, Usage};
@@ -10,7 +11,7 @@ use crate::facts::Facts;
 use crate::worker::Answer;
 
 /// What one answer is generated from.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Wanted {
     /// Tokens of the prompt.
     pub prompt: Vec<u32>,
@@ -18,6 +19,8 @@ pub struct Wanted {
     pub max_tokens: Option<u64>,
     /// Whether special tokens are part of the text.
     pub show_special: bool,
+    /// What the text must be.
+    pub constraint: Option<Constraint>,
 }
 
 /// A seed nobody chose. Below 2^53, so that JSON readers keep it.
@@ -67,6 +70,7 @@ pub fn request(wanted: &Wanted, own: &Sampling, sampling: SamplingParams, facts:
             Some(Speculative::Block(k)) => Some(k as usize),
             Some(Speculative::Auto) | None => None,
         },
+        constraint: wanted.constraint.clone(),
     }
 }
 
@@ -207,7 +211,7 @@ impl Speech {
         deltas.extend(self.parser.finish());
         self.hand_on(deltas);
         let (cut, stop_string) = match &end.reason {
-            FinishReason::StopToken(_) => (false, None),
+            FinishReason::StopToken(_) | FinishReason::Grammar => (false, None),
             FinishReason::StopString(which) => (false, Some(*which)),
             FinishReason::Length => (true, None),
             FinishReason::Cancelled => {

@@ -7,6 +7,7 @@
 mod app;
 mod chat;
 mod completion;
+mod constraint;
 mod facts;
 mod failure;
 mod generate;

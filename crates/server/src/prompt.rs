@@ -1,7 +1,7 @@
 //! From a conversation to the tokens of a prompt.
 
 use mlxcel_protocol::ApiError;
-use mlxcel_protocol::openai::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, Tool, ToolChoice};
+use mlxcel_protocol::openai::{ChatRequest, Message, ReasoningEffort, Role, Tool, ToolChoice};
 use mlxcel_text::RenderRequest;
 use mlxcel_text::parse::{Parser, ParserOptions};
 use serde_json::{Map, Value, json};
@@ -93,13 +93,6 @@ pub fn chat(facts: &Facts, request: &ChatRequest) -> Result<(Rendered, Parser), 
         }
         Some(ToolChoice::Auto) | None => &request.tools,
     };
-    let formatted = request.response_format.as_ref().is_some_and(|format| *format != ResponseFormat::Text);
-    for (name, given) in [("response_format", formatted), ("grammar", request.grammar.is_some())] {
-        if given {
-            let message = "this version cannot constrain the text; leave it out, or ask for the form in words";
-            return Err(ApiError::parameter(name, message).with_code("unsupported_parameter"));
-        }
-    }
     let mut extra = request.chat_template_kwargs.clone();
     if let Some(effort) = request.reasoning_effort {
         extra.entry("enable_thinking").or_insert(json!(effort != ReasoningEffort::None));

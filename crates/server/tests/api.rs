@@ -185,6 +185,46 @@ fn prompts_that_come_again_are_found_and_answered_the_same() {
 }
 
 #[test]
+fn constrained_text_is_the_same_with_drafts_and_keeps_its_form() {
+    let server = Server::start(Setup::default());
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["name", "age"],
+        "properties": { "name": { "type": "string", "maxLength": 12 }, "age": { "type": "integer", "minimum": 0, "maximum": 99 } },
+    });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "person", "schema": schema } });
+    let ask = |speculative: Value, seed: u64| {
+        let extra = json!({ "response_format": format, "speculative": speculative, "temperature": 0.7, "seed": seed, "max_tokens": 60 });
+        server.post(CHAT, &chat(extra))
+    };
+    for seed in 0..4 {
+        let (status, plain) = ask(json!("off"), seed);
+        assert_eq!(status, 200, "{plain}");
+        let text = plain["choices"][0]["message"]["content"].as_str().expect("text");
+        let person: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert!(person["name"].is_string() && person["age"].as_u64() < Some(100), "{person}");
+        for k in [2, 8] {
+            assert_eq!(ask(json!({ "block_size": k }), seed).1["choices"], plain["choices"]);
+        }
+    }
+    let (_, free) = server.post(CHAT, &chat(json!({})));
+    let text = free["choices"][0]["message"]["content"].as_str().expect("text");
+    assert!(serde_json::from_str::<Value>(text).is_err(), "without a schema it says what it likes");
+    for (name, value) in [
+        ("response_format", json!({ "type": "json_schema", "json_schema": { "schema": { "type": 7 } } })),
+        ("grammar", json!("root ::= \"a\" nowhere")),
+    ] {
+        let mut body = chat(json!({}));
+        body[name] = value;
+        let (status, error) = server.post(CHAT, &body);
+        let param = error["error"]["param"].as_str().unwrap_or_default();
+        assert!(status == 400 && param.starts_with(name), "{error}");
+    }
+    let yes = json!({ "prompt": "Is it? ", "grammar": "root ::= \"yes\" | \"no\"", "max_tokens": 8 });
+    let (_, answer) = server.post("/v1/completions", &yes);
+    assert!(["yes", "no"].contains(&answer["choices"][0]["text"].as_str().expect("text")), "{answer}");
+}
+
+#[test]
 fn bad_requests_are_the_clients_fault_and_name_the_field() {
     let server = Server::start(Setup { context: 256, ..Setup::default() });
     for (path, body, status, param) in [

@@ -192,6 +192,7 @@ fn load(args: &ServeArgs, environment: &Environment) -> Result<Ready<Facts>> {
         names: if args.alias.is_empty() { vec![name] } else { args.alias.clone() },
         created: mlxcel_server::now(),
         template,
+        factory: Default::default(),
         parser,
         split_reasoning: args.reasoning_format == ReasoningArg::Auto,
         context,

@@ -86,6 +86,7 @@ fn load(setup: &Setup) -> Result<Ready<Facts>, String> {
         names: vec![setup.target.into(), "alias".into()],
         created: mlxcel_server::now(),
         template,
+        factory: Default::default(),
         parser,
         split_reasoning: true,
         context: setup.context,
