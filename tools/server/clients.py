@@ -26,6 +26,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUESTION = [{"role": "user", "content": "What is speculative decoding?"}]
 SAID = "draft model"
 STORY = [{"role": "user", "content": "Tell me a story."}]
+# The demo that calls tools.
+CALLER = "qwen3.5-tiny-4bit"
 CHECKS = []
 
 
@@ -109,11 +111,10 @@ class Server:
 class Session:
     """What the checks share."""
 
-    def __init__(self, server, said):
-        self.server, self.said = server, said
+    def __init__(self, server, said, model):
+        self.server, self.said, self.model = server, said, model
         self.openai = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
         self.anthropic = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=30)
-        self.model = "gemma-4-tiny-it-4bit"
 
     def chat(self, **more):
         """A chat completion of the question, greedy."""
@@ -314,13 +315,43 @@ def llama_server_routes(s):
     expect("mlxcel_spec_decode_num_accepted_tokens_total" in metrics and metrics.endswith("# EOF\n"), metrics[-300:])
 
 
-def run(binary, arguments=(), said=SAID, quiet=False):
+def tools_are_called(s):
+    """With a model that calls tools: the calls of all three dialects, and answers to their results."""
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "The weather in a city.", "parameters": parameters}
+    given = {"messages": asked, "model": s.model, "max_tokens": 120}
+    tools = [{"type": "function", "function": function}]
+    choice = s.chat(**given, tools=tools).choices[0]
+    call = choice.message.tool_calls[0]
+    arguments = json.loads(call.function.arguments)
+    expect((choice.finish_reason, call.function.name) == ("tool_calls", s.said) and "city" in arguments, choice)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    more = s.chat(**{**given, "messages": [*asked, choice.message, result]}, tools=tools)
+    expect(more.usage.prompt_tokens > 20, more)
+
+    tool = {"name": "get_weather", "description": "The weather in a city.", "input_schema": parameters}
+    answer = s.message(**given, tools=[tool])
+    used = answer.content[-1]
+    expect((answer.stop_reason, used.type, used.input) == ("tool_use", "tool_use", arguments), answer)
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "sunny"}]}
+    said = {"role": "assistant", "content": answer.content}
+    s.message(**{**given, "messages": [*asked, said, result]}, tools=[tool])
+
+    given = {"input": asked, "model": s.model, "max_output_tokens": 120, "tools": [{"type": "function", **function}]}
+    item = s.response(**given).output[-1]
+    expect(item.type == "function_call" and json.loads(item.arguments) == arguments, item)
+    result = {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
+    s.response(**{**given, "input": [*asked, item, result]})
+
+
+def run(binary, arguments=(), said=SAID, quiet=False, checks=CHECKS, model="gemma-4-tiny-it-4bit"):
     """A session; the names of the checks that failed."""
     server = Server(binary, *arguments)
     failed = []
     try:
-        session = Session(server, said)
-        for function in CHECKS:
+        session = Session(server, said, model)
+        for function in checks:
             name, began = function.__name__.replace("_", " "), time.monotonic()
             try:
                 function(session)
@@ -340,6 +371,11 @@ def run(binary, arguments=(), said=SAID, quiet=False):
     return failed
 
 
+def run_calls(binary, function="get_weather", quiet=False):
+    """A session about tools; the names of the checks that failed."""
+    return run(binary, ["--model", CALLER], function, quiet, [tools_are_called], CALLER)
+
+
 def self_test(binary):
     """Whether faults are seen; an exit code."""
     every = {function.__name__ for function in CHECKS}
@@ -349,7 +385,9 @@ def self_test(binary):
     speaking = {"chat", "messages", "responses"}
     wrong = set(run(binary, said="a text that the demo does not say", quiet=True))
     expect(wrong == speaking, f"expected {speaking} to fail with a wrong text, found {wrong}")
-    print(f"self-test: {len(every)} checks fail without a key, {len(wrong)} with a wrong text")
+    calls = run_calls(binary, "another function", quiet=True)
+    expect(calls == ["tools_are_called"], f"a wrong call was not seen: {calls}")
+    print(f"self-test: {len(every)} checks fail without a key, {len(wrong)} with a wrong text, one with a wrong call")
     return 0
 
 
@@ -363,8 +401,10 @@ def main():
         raise SystemExit(f"{given.binary} expected; build it first: cargo build --release -p mlxcel-cli")
     if given.self_test:
         return self_test(given.binary)
-    began, failed = time.monotonic(), run(given.binary)
-    print(f"{len(CHECKS) + 1 - len(failed)} of {len(CHECKS) + 1} checks passed in {time.monotonic() - began:.1f} s")
+    began = time.monotonic()
+    failed = run(given.binary) + run_calls(given.binary)
+    every = len(CHECKS) + 3
+    print(f"{every - len(failed)} of {every} checks passed in {time.monotonic() - began:.1f} s")
     return 1 if failed else 0
 
 

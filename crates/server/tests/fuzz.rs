@@ -237,12 +237,19 @@ fn verdict(path: &str, status: u16, text: &str) -> Result<(), &'static str> {
     }
 }
 
+/// Number of the first body: MLXCEL_FUZZ_FIRST, for other bodies than those of every run.
+fn first() -> u64 {
+    std::env::var("MLXCEL_FUZZ_FIRST").map_or(0, |number| number.parse().expect("MLXCEL_FUZZ_FIRST: a number expected"))
+}
+
 /// Sends bodies from four threads: how many were answered, how many refused, and what was wrong.
 fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
     let seeds = seeds();
     let (next, answered, refused) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let wrong = Mutex::new(Vec::new());
+    let first = first();
     let one = |number: u64| {
+        let number = first + number;
         let mut dice = Dice::of(number);
         let (path, seed) = &seeds[number as usize % seeds.len()];
         let other = &seeds[dice.roll(seeds.len())].1;
@@ -398,7 +405,7 @@ fn bytes_that_are_no_requests() {
                     if number >= 2000 {
                         return;
                     }
-                    let bytes = garbage(&mut Dice::of(number));
+                    let bytes = garbage(&mut Dice::of(first() + number));
                     let found = raw(&server, &bytes);
                     answers.fetch_add(found.len() as u64, Ordering::Relaxed);
                     if !found.iter().all(is_fine) {

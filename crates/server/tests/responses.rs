@@ -113,6 +113,51 @@ fn answers_that_end_by_themselves_are_completed() {
 }
 
 #[test]
+fn thoughts_and_calls_are_items_of_their_own() {
+    let (target, drafter) = ("qwen3.5-tiny-4bit", Some("qwen3.5-tiny-mtp-4bit"));
+    let server = Server::start(Setup { target, drafter, ..Setup::default() });
+    let parameters = json!({ "type": "object", "properties": { "city": { "type": "string" } } });
+    let tool = json!({ "type": "function", "name": "weather", "description": "w", "parameters": parameters });
+    let asked = |extra: Value| {
+        let mut body =
+            body(json!({ "input": "What is the weather in Paris?", "max_output_tokens": 120, "stream": true }));
+        body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+        body
+    };
+    let events = server.events(PATH, &asked(json!({ "tools": [tool] })));
+    let expected = [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ];
+    assert_eq!(order(&events), expected);
+    let call = &events.last().expect("events")["response"]["output"][0];
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().expect("text")).expect("JSON");
+    assert!(call["type"] == "function_call" && arguments["city"].is_string(), "{call}");
+    // The call and its result go back in.
+    let result = json!({ "type": "function_call_output", "call_id": call["call_id"], "output": "sunny" });
+    let input = json!([{ "role": "user", "content": "What is the weather in Paris?" }, call, result]);
+    let (status, next) = server.post(PATH, &body(json!({ "input": input, "tools": [tool], "max_output_tokens": 8 })));
+    assert_eq!(status, 200, "{next}");
+    let events = server.events(PATH, &asked(json!({ "reasoning": { "effort": "high" } })));
+    let kinds = |name: &str| -> Vec<&Value> {
+        events.iter().filter(|event| event["type"] == name).map(|event| &event["item"]["type"]).collect()
+    };
+    assert_eq!(kinds("response.output_item.added"), [&json!("reasoning"), &json!("message")]);
+    assert_eq!(kinds("response.output_item.done"), [&json!("reasoning"), &json!("message")]);
+    let response = &events.last().expect("events")["response"];
+    let deltas = events.iter().filter(|event| event["type"] == "response.reasoning_text.delta");
+    let thought: String = deltas.filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(response["output"][0]["content"][0]["text"], json!(thought));
+    let tokens = &response["usage"]["output_tokens_details"]["reasoning_tokens"];
+    assert!(tokens.as_u64() > Some(0), "{response}");
+}
+
+#[test]
 fn errors_name_this_dialects_fields() {
     let server = Server::start(Setup { context: 256, ..Setup::default() });
     for (extra, status, param) in [
