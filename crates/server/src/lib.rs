@@ -27,4 +27,4 @@ pub use facts::{Facts, Size, Speculation};
 pub use failure::Dialect;
 pub use metrics::Metrics;
 pub use serve::serve;
-pub use worker::{Ready, State, Status, Worker};
+pub use worker::{Answer, Ready, Refusal, State, Status, Worker};

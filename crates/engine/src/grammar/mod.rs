@@ -1,12 +1,12 @@
 //! Constrained answers: only tokens that keep the text within a grammar are chosen from (DESIGN §5).
 //!
 //! A [`GrammarFactory`] knows the bytes of every token of a tokenizer and compiles a [`Grammar`] into a [`Constraint`], which any number
-//! of requests may carry. A running request has a [`Guide`](guide::Guide): where its answer stands in the grammar, and which tokens
+//! of requests may carry. A running request has a `Guide`: where its answer stands in the grammar, and which tokens
 //! may come next. The sampler leaves the others out before temperature and filters; log-probabilities stay those of the raw row.
 //!
 //! Why speculation stays exact: the guide moves with *chosen* tokens only, one by one, so the tokens allowed at a position are a
 //! function of the answer before it, whatever was drafted. Drafts that leave the grammar are rejected by the one rule of acceptance. So that few are, drafts are
-//! chosen with a guide of their own ([`DraftGuide`](guide::DraftGuide)), which shares nothing with the request's: not even caches, since the
+//! chosen with a guide of their own (`DraftGuide`), which shares nothing with the request's: not even caches, since the
 //! limits on a step's work count what is not yet cached, and an answer must not depend on what was cached by drafting, nor by
 //! another request.
 //!
