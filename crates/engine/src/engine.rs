@@ -402,7 +402,9 @@ impl Engine {
         let info = self.model.info();
         let room = self.context - request.prompt.len();
         let table = self.pool.table();
-        Sequence::new(id, request, &info.stop_ids, info.vocab_size, room, &self.tokenizer, table)
+        // Ids beyond the tokenizer's pad the matrix.
+        let assigned = info.vocab_size.min(self.tokenizer.vocab_size());
+        Sequence::new(id, request, &info.stop_ids, assigned, room, &self.tokenizer, table)
     }
 
     /// Moves waiting requests into free slots.

@@ -66,10 +66,10 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Starts a checked request; `room` is what the context leaves for the answer.
+    /// Starts a checked request; `vocab` ids are tokens, `room` is what the context leaves for the answer.
     pub fn new(
         id: RequestId,
-        request: Request,
+        mut request: Request,
         stop_ids: &[u32],
         vocab: usize,
         room: usize,
@@ -80,6 +80,8 @@ impl Sequence {
         if !request.ignore_eos {
             stops.extend(stop_ids);
         }
+        // What is no token cannot be chosen anyway, whatever its bias.
+        request.sampling.logit_bias.retain(|(id, _)| (*id as usize) < vocab);
         let guide = request.constraint.map(|constraint| Guide::new(constraint, stops.iter().copied()));
         Ok(Sequence {
             id,
