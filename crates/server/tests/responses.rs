@@ -164,7 +164,11 @@ fn errors_name_this_dialects_fields() {
         (json!({ "input": [] }), 400, "input"),
         (json!({ "input": "long ".repeat(400) }), 400, "input"),
         (json!({ "model": "other" }), 404, "model"),
-        (json!({ "text": { "format": { "type": "json_schema", "name": "x", "schema": { "$ref": "#/nowhere" } } } }), 400, "text.format"),
+        (
+            json!({ "text": { "format": { "type": "json_schema", "name": "x", "schema": { "$ref": "#/nowhere" } } } }),
+            400,
+            "text.format",
+        ),
         (json!({ "previous_response_id": "resp_1" }), 400, "previous_response_id"),
         (json!({ "max_output_tokens": -1 }), 400, "max_output_tokens"),
     ] {
