@@ -255,9 +255,9 @@ impl Engine {
         self.waiting.len()
     }
 
-    /// True when every slot is taken.
-    pub fn is_full(&self) -> bool {
-        self.running.len() >= self.options.parallel
+    /// Slots that no request holds; those that wait take them in the next step.
+    pub fn free_slots(&self) -> usize {
+        self.options.parallel.saturating_sub(self.running.len())
     }
 
     /// The requests in slots.

@@ -162,7 +162,7 @@ impl<F: Send + Sync + 'static> Worker<F> {
     /// Queues a request.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// The engine is loading or has ended, the queue is full, or the engine refuses the request.
     pub async fn submit(&self, request: Request) -> Result<Answer, Refusal> {
         match self.status().state {
             State::Loading => return Err(Refusal::Loading),
@@ -244,7 +244,8 @@ impl Serving<'_> {
         match command {
             Command::Submit { request, events, reply } => {
                 let waiting = self.engine.waiting();
-                let result = if waiting >= self.queue && self.engine.is_full() {
+                // Of those that wait, as many as there are free slots leave the queue in the next step.
+                let result = if waiting >= self.queue.saturating_add(self.engine.free_slots()) {
                     Err(Refusal::Full { waiting })
                 } else {
                     self.engine.submit(*request).map_err(Refusal::from)
