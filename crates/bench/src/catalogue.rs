@@ -210,6 +210,18 @@ pub fn find(name: &str) -> Option<&'static Pairing> {
     PAIRINGS.iter().find(|pairing| pairing.name == name)
 }
 
+/// A name without its owner.
+fn last(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
+}
+
+/// Whether the catalogue pairs a target of one directory name with a drafting head of another. Upper and lower case are the same,
+/// as on the hub.
+pub fn are_paired(target: &str, drafter: &str) -> bool {
+    let is = |own: &str, name: &str| last(own).eq_ignore_ascii_case(name);
+    PAIRINGS.iter().any(|p| p.kind == Kind::Mtp && is(p.target, target) && is(p.drafter, drafter))
+}
+
 /// Where a pairing's checkpoints were found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {

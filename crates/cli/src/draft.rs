@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use mlxcel_bench::catalogue;
 use mlxcel_checkpoint::Checkpoint;
 use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::speculate::gate::{Decision, Settings};
@@ -369,10 +370,15 @@ fn neighbours(dir: &Path) -> Vec<PathBuf> {
     let base = base(&target);
     let stored = &target[base.len()..];
     let Some(items) = dir.parent().and_then(|parent| std::fs::read_dir(parent).ok()) else { return Vec::new() };
+    let lower = |text: &str| text.to_lowercase();
+    // Upper and lower case are the same: the hub has gemma-4-31b-it-4bit and gemma-4-31B-it-assistant-bf16.
     let is_drafter = |name: &str| {
-        [target.as_str(), base].iter().any(|of| {
-            name.strip_prefix(of).is_some_and(|rest| rest.starts_with("-assistant") || rest.starts_with("-mtp"))
-        })
+        let called = [target.as_str(), base].iter().any(|of| {
+            let name = lower(name);
+            let rest = name.strip_prefix(&lower(of)).map(str::to_string);
+            rest.is_some_and(|rest| rest.starts_with("-assistant") || rest.starts_with("-mtp"))
+        });
+        called || catalogue::are_paired(&target, name)
     };
     let bytes = |dir: &Path| -> u64 {
         let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -450,6 +456,16 @@ mod tests {
         let found: Vec<String> = beside(&dir.path().join("m-4bit")).iter().map(|p| name(p)).collect();
         assert_eq!(found, ["m-assistant-4bit", "m-assistant-8bit", "m-mtp", "m-assistant-bf16"]);
         assert_eq!(beside(&dir.path().join("other-8bit")).len(), 0, "no such directory");
+        // As the hub spells them.
+        for (target, drafter) in
+            [("gemma-4-31b-it-4bit", "gemma-4-31B-it-assistant-bf16"), ("Qwen3.8-27B-4bit", "Qwen3.8-27B-MTP-4bit")]
+        {
+            make(target, 9);
+            make(drafter, 9);
+            let found: Vec<String> = beside(&dir.path().join(target)).iter().map(|p| name(p)).collect();
+            assert_eq!(found, [drafter]);
+            assert!(catalogue::are_paired(target, drafter) && !catalogue::are_paired(target, "m-mtp"));
+        }
     }
 
     #[test]
