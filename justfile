@@ -37,6 +37,7 @@ bench: build
     MLXCEL_BENCH_WRITE="$PWD/docs/benchmark_results" cargo bench -p mlxcel-cpu --bench linear
     python3 tools/bench_demo.py
     python3 tools/bench_results.py
+    python3 tools/bench_server.py
     python3 tools/acceptance_doc.py
 
 # Train toy checkpoints by the recipe of the demos, on one CPU core, and answer with them (three minutes; needs PyPI)
