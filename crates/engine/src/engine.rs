@@ -1,5 +1,6 @@
 //! The engine: schedule, forward, accept, emit.
 
+mod faults;
 mod reuse;
 
 use std::collections::VecDeque;
@@ -7,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mlxcel_compute::{Batch, NO_PAGE, Wanted};
+use mlxcel_model::Model;
 use mlxcel_model::drafters::{Drafter, HiddenRows};
-use mlxcel_model::{Model, ModelError};
 use mlxcel_text::Tokenizer;
 
 use crate::cache::pages::{PagePool, pages_needed};
@@ -24,6 +25,9 @@ use crate::speculate::width::Width;
 use crate::speculate::{MAX_BLOCK, Speculation};
 use reuse::Found;
 
+#[doc(hidden)]
+pub use faults::PanicIn;
+pub(crate) use faults::caught;
 pub use reuse::CacheStats;
 
 /// Sizes of an engine.
@@ -72,6 +76,9 @@ pub struct Engine {
     warnings: Vec<String>,
     recording: Recording,
     record: StepRecord,
+    /// Events of requests that ended between steps, for the next step to hand out.
+    late: Outcome,
+    panic_in: Option<PanicIn>,
 }
 
 /// Pages of each group, and snapshots, that the budgets have room for.
@@ -182,6 +189,8 @@ impl Engine {
             warnings,
             recording: Recording::Off,
             record: StepRecord::default(),
+            late: Outcome::default(),
+            panic_in: None,
         })
     }
 
@@ -273,9 +282,9 @@ impl Engine {
         })
     }
 
-    /// True when nothing runs or waits.
+    /// True when nothing runs or waits, and no event is to be handed out.
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty()
+        self.running.is_empty() && self.waiting.is_empty() && self.late.events.is_empty()
     }
 
     /// Queues a request.
@@ -327,12 +336,29 @@ impl Engine {
         let i = self.running.iter().position(|s| s.id == id)?;
         let mut sequence = self.running.remove(i);
         let event = sequence.finish(FinishReason::Cancelled);
-        self.park(sequence);
+        let parked = caught(|| {
+            self.trip(PanicIn::Park);
+            self.park(sequence);
+        });
+        if let Err(why) = parked {
+            let mut late = std::mem::take(&mut self.late);
+            self.start_over(&why, &mut late);
+            self.late = late;
+        }
         Some(event)
     }
 
-    /// One step: draft, schedule, forward, accept, emit. Faults of a model end the requests they belong to.
+    /// One step: draft, schedule, forward, accept, emit. Faults and panics of a model end the requests they belong to; a panic that
+    /// belongs to none ends those that run, and the engine goes on with an empty cache.
     pub fn step(&mut self) -> Vec<Event> {
+        let mut outcome = std::mem::take(&mut self.late);
+        if let Err(why) = caught(|| self.try_step(&mut outcome)) {
+            self.start_over(&why, &mut outcome);
+        }
+        outcome.events
+    }
+
+    fn try_step(&mut self, outcome: &mut Outcome) {
         let begun = Instant::now();
         self.record = StepRecord::default();
         self.admit();
@@ -348,7 +374,6 @@ impl Engine {
             p.len = self.states.cut(p.start, end, end == known[p.index].tokens, branch) - p.start;
         }
         let only_decodes = planned.iter().all(|p| p.len == 1 + p.drafts);
-        let mut outcome = Outcome::default();
         let started = Instant::now();
         let computed = self.forward(&planned, &drafts);
         self.record.forward = started.elapsed().as_secs_f64();
@@ -356,7 +381,7 @@ impl Engine {
         self.record.only_decodes = only_decodes;
         match computed {
             Ok(logits) => {
-                self.accept(&planned, &drafts, &logits, &mut outcome);
+                self.accept(&planned, &drafts, &logits, outcome);
                 if let (Some(speculator), true) = (&mut self.speculator, only_decodes && !planned.is_empty()) {
                     speculator.measured(planned.iter().map(|p| p.len).sum(), started.elapsed().as_secs_f64());
                 }
@@ -366,18 +391,18 @@ impl Engine {
             Err(_) if planned.len() > 1 || planned[0].drafts > 0 => {
                 for one in &planned {
                     let one = Planned { len: one.len - one.drafts, drafts: 0, ..*one };
-                    self.forward_alone(one, &mut outcome);
+                    self.forward_alone(one, outcome);
                 }
             }
-            Err(e) => self.fail(planned[0].index, &e.to_string(), &mut outcome),
+            Err(why) => self.fail(planned[0].index, &why, outcome),
         }
         outcome.ended.sort_unstable();
-        for index in outcome.ended.into_iter().rev() {
+        while let Some(index) = outcome.ended.pop() {
+            self.trip(PanicIn::Park);
             let sequence = self.running.remove(index);
             self.park(sequence);
         }
         self.record.total = begun.elapsed().as_secs_f64();
-        outcome.events
     }
 
     /// Drafts for the sequences that decode.
@@ -387,7 +412,11 @@ impl Engine {
         // Rows after the answer's last token would be for nothing.
         let most = |s: &Sequence| MAX_BLOCK.min(s.remaining()).min(self.states.block(s.computed));
         let most: Vec<usize> = self.running.iter().map(most).collect();
-        let drafts = speculator.draft(&mut self.running, &most, assigned, self.options.step_rows);
+        let (running, budget) = (&mut self.running, self.options.step_rows);
+        let drafts = caught(|| speculator.draft(running, &most, assigned, budget)).unwrap_or_else(|why| {
+            speculator.fail(&why);
+            vec![Vec::new(); self.running.len()]
+        });
         self.note_failure();
         drafts
     }
@@ -409,6 +438,9 @@ impl Engine {
 
     /// Moves waiting requests into free slots.
     fn admit(&mut self) {
+        if !self.waiting.is_empty() {
+            self.trip(PanicIn::Admit);
+        }
         while self.running.len() < self.options.parallel {
             let Some((id, request)) = self.waiting.pop_front() else { return };
             // The request was checked when it came.
@@ -420,7 +452,7 @@ impl Engine {
         }
     }
 
-    fn forward(&mut self, planned: &[Planned], drafts: &Drafts) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, planned: &[Planned], drafts: &Drafts) -> Result<Vec<f32>, String> {
         self.batch.clear();
         for p in planned {
             let sequence = &mut self.running[p.index];
@@ -443,33 +475,10 @@ impl Engine {
                 }
             }
         }
-        if self.batch.is_empty() { Ok(Vec::new()) } else { self.model.forward(&self.batch) }
-    }
-
-    /// Runs one sequence's part of a step that failed, without drafts. Its recurrent state may have to be computed again up to
-    /// there, which gives the same bits.
-    fn forward_alone(&mut self, planned: Planned, outcome: &mut Outcome) {
-        let Planned { index, start, .. } = planned;
-        let none: Drafts = Vec::new();
-        let mut at = self.return_to(index, start);
-        while at < start {
-            let len = (start - at).min(self.options.step_rows);
-            if let Err(e) = self.forward(&[Planned { index, start: at, len, drafts: 0 }], &none) {
-                return self.fail(index, &e.to_string(), outcome);
-            }
-            at += len;
+        if self.batch.is_empty() {
+            return Ok(Vec::new());
         }
-        match self.forward(&[planned], &none) {
-            Ok(logits) => self.accept(&[planned], &none, &logits, outcome),
-            Err(e) => self.fail(index, &e.to_string(), outcome),
-        }
-    }
-
-    fn fail(&mut self, index: usize, message: &str, outcome: &mut Outcome) {
-        outcome.events.push(self.running[index].finish(FinishReason::Error(message.into())));
-        // What a failed forward wrote is not to be reused.
-        self.running[index].computed = 0;
-        outcome.ended.push(index);
+        caught(|| self.model.forward(&self.batch))?.map_err(|e| e.to_string())
     }
 
     /// Takes a step's logits: one row a span, or one for each position of a block. A prompt chunk that is not the last has one too,
@@ -493,16 +502,19 @@ impl Engine {
             let (mut emitted, mut accepted, mut failure, mut chosen) = (0, 0, None, Vec::new());
             for (i, row) in own.iter().enumerate().take(if decides { own.len() } else { 0 }) {
                 // Columns beyond the tokenizer's ids pad the matrix: no token has them.
-                let sampled = match sequence.choose(&row[..assigned]) {
-                    Ok(sampled) => sampled,
-                    Err(e) => {
+                let (token, ends) = match caught(|| sequence.advance(&row[..assigned], &mut outcome.events)) {
+                    Ok(Ok(advanced)) => advanced,
+                    Ok(Err(e)) => {
                         failure = Some(e.to_string());
                         break;
                     }
+                    Err(why) => {
+                        failure = Some(why);
+                        break;
+                    }
                 };
-                let right = drafted.get(i) == Some(&sampled.token);
-                chosen.push(sampled.token);
-                let ends = sequence.emit(sampled, &mut outcome.events);
+                let right = drafted.get(i) == Some(&token);
+                chosen.push(token);
                 emitted += 1;
                 accepted += usize::from(right);
                 if ends {
@@ -592,7 +604,9 @@ impl Engine {
             }
             all.push(kept(rows, sequence, slot, *planned, *len, *wanted, *first));
         }
-        speculator.observe(&all);
+        if let Err(why) = caught(|| speculator.observe(&all)) {
+            speculator.fail(&why);
+        }
         self.note_failure();
     }
 }

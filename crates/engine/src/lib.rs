@@ -17,6 +17,8 @@ mod sequence;
 pub mod speculate;
 pub mod stop;
 
+#[doc(hidden)]
+pub use engine::PanicIn;
 pub use engine::{CacheStats, Engine, EngineOptions};
 pub use record::{Recording, RoundRecord, RowRecord, StepRecord};
 pub use request::{

@@ -191,6 +191,16 @@ impl Sequence {
         self.sampler.draft(candidates, self.history.len() + drafted.len(), &self.history, drafted, seed)
     }
 
+    /// Chooses the next token and emits it: the token, and whether the answer ends with it.
+    ///
+    /// # Errors
+    /// As [`Sequence::choose`].
+    pub fn advance(&mut self, logits: &[f32], events: &mut Vec<Event>) -> Result<(u32, bool), SampleError> {
+        let sampled = self.choose(logits)?;
+        let token = sampled.token;
+        Ok((token, self.emit(sampled, events)))
+    }
+
     /// Chooses the next token from the logits of the last position and appends it.
     pub fn choose(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
         let position = self.history.len();
@@ -249,6 +259,15 @@ impl Sequence {
                 Some(stop) => reason = FinishReason::StopString(stop),
             }
         }
+        self.end(reason, text)
+    }
+
+    /// The final event of a sequence whose text cannot be trusted.
+    pub fn finish_without_text(&self, reason: FinishReason) -> Event {
+        self.end(reason, String::new())
+    }
+
+    fn end(&self, reason: FinishReason, text: String) -> Event {
         let seconds = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
             (Some(from), Some(to)) => to.duration_since(from).as_secs_f64(),
             _ => 0.0,

@@ -222,21 +222,23 @@ fn requests_pin_their_own_width() {
     assert_eq!(refused.to_string(), "block_size: 1 to 16 expected, found 17");
 }
 
-/// A drafter that fails is given up with one warning, and answers go on.
+/// A drafter that fails or panics is given up with one warning, and answers go on.
 #[test]
 fn a_failing_drafter_costs_no_answer() {
-    let requests = requests(12, 20, |_, _| {});
-    let (want, truths) = plain(false, &requests);
-    let mut driver = driver(false, &truths, Plan::FailAfter(5), 4, options(4, false));
-    let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
-    driver.run();
-    for (id, want) in ids.iter().zip(&want) {
-        assert_eq!(driver.done[id].answer, *want);
+    for plan in [Plan::FailAfter(5), Plan::PanicAfter(5)] {
+        let requests = requests(12, 20, |_, _| {});
+        let (want, truths) = plain(false, &requests);
+        let mut driver = driver(false, &truths, plan.clone(), 4, options(4, false));
+        let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
+        driver.run();
+        for (id, want) in ids.iter().zip(&want) {
+            assert_eq!(driver.done[id].answer, *want, "{plan:?}");
+        }
+        let warnings = driver.engine.take_warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("drafter failed"), "{warnings:?}");
+        assert!(driver.engine.speculator().expect("a drafter").failure().is_some());
     }
-    let warnings = driver.engine.take_warnings();
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("drafter failed"), "{warnings:?}");
-    assert!(driver.engine.speculator().expect("a drafter").failure().is_some());
 }
 
 /// As engines run by default: widths measured and adapted, some requests pinned, some plain; and with what an operator may pin.

@@ -8,6 +8,7 @@ use mlxcel_model::drafters::{Ask, Candidate, Choose, Drafter, DrafterInfo, Hidde
 use super::acceptance::Acceptance;
 use super::width::{Costs, Others, Policy, Seat, Width, plan};
 use super::{MAX_BLOCK, Rounds, Speculation};
+use crate::engine::caught;
 use crate::grammar::guide::DraftGuide;
 use crate::scheduler::Planned;
 use crate::sequence::Sequence;
@@ -313,7 +314,7 @@ impl Speculator {
     }
 
     /// One error may be a single sequence's; a drafter that goes on failing is given up.
-    fn fail(&mut self, why: &str) {
+    pub(crate) fn fail(&mut self, why: &str) {
         self.errors += 1;
         if self.errors >= ERRORS {
             self.failure.get_or_insert((why.into(), false));
@@ -352,6 +353,13 @@ struct Chooser<'a> {
 
 impl Choose for Chooser<'_> {
     fn choose(&mut self, ask: usize, _: usize, candidates: &[Candidate]) -> Option<u32> {
+        // What panics here is the request's own sampling or grammar, not the drafter.
+        caught(|| self.choose_own(ask, candidates)).ok().flatten()
+    }
+}
+
+impl Chooser<'_> {
+    fn choose_own(&mut self, ask: usize, candidates: &[Candidate]) -> Option<u32> {
         let drafted = &mut self.drafted[ask];
         let sequence = self.sequences[ask];
         // Nothing follows a token that ends the answer.

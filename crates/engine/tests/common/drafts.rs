@@ -22,6 +22,8 @@ pub enum Plan {
     Wild(u64),
     /// The truth `n` times, then an error.
     FailAfter(usize),
+    /// The same, with a panic.
+    PanicAfter(usize),
 }
 
 /// Proposes from whole sequences (prompt and answer) that a plain engine gave.
@@ -56,7 +58,7 @@ impl Known {
         let truth = self.truth(tokens, depth).unwrap_or(7);
         let other = (truth + 1) % self.vocab;
         match self.plan {
-            Plan::Oracle | Plan::FailAfter(_) => truth,
+            Plan::Oracle | Plan::FailAfter(_) | Plan::PanicAfter(_) => truth,
             Plan::Wrong => other,
             Plan::RightThenWrong(at) => {
                 if depth < at {
@@ -110,6 +112,9 @@ impl Drafter for Known {
             && self.calls > calls
         {
             return Err(ModelError::NoPages);
+        }
+        if let Plan::PanicAfter(calls) = self.plan {
+            assert!(self.calls <= calls, "planted");
         }
         let mut out = Vec::new();
         for (i, ask) in asks.iter().enumerate() {

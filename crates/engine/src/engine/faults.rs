@@ -1,0 +1,107 @@
+//! What becomes of faults and panics: they end the request they belong to, and nothing else.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::{Engine, Outcome};
+use crate::cache::pages::PagePool;
+use crate::cache::prefix::PrefixCache;
+use crate::cache::snapshots::Snapshots;
+use crate::cache::states::States;
+use crate::request::{Event, FinishReason};
+use crate::scheduler::Planned;
+use crate::sequence::Sequence;
+use crate::speculate::rounds::Drafts;
+
+/// Runs `work`; a panic in it becomes an error with its message. Whoever calls this gives up what `work` had in its hands.
+///
+/// # Errors
+/// It panicked.
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| said(&*payload))
+}
+
+fn said(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+    format!("a fault of this program, please report it: {}", text.unwrap_or("no message"))
+}
+
+/// The final event of a sequence that failed.
+fn failed(sequence: &mut Sequence, why: &str) -> Event {
+    let reason = FinishReason::Error(why.into());
+    // What is left of its text may be what is broken.
+    caught(|| sequence.finish(reason.clone())).unwrap_or_else(|_| sequence.finish_without_text(reason))
+}
+
+impl Engine {
+    /// Runs one sequence's part of a step that failed, without drafts. Its recurrent state may have to be computed again up to
+    /// there, which gives the same bits.
+    pub(super) fn forward_alone(&mut self, planned: Planned, outcome: &mut Outcome) {
+        let Planned { index, start, .. } = planned;
+        let none: Drafts = Vec::new();
+        let mut at = self.return_to(index, start);
+        while at < start {
+            let len = (start - at).min(self.options.step_rows);
+            if let Err(why) = self.forward(&[Planned { index, start: at, len, drafts: 0 }], &none) {
+                return self.fail(index, &why, outcome);
+            }
+            at += len;
+        }
+        match self.forward(&[planned], &none) {
+            Ok(logits) => self.accept(&[planned], &none, &logits, outcome),
+            Err(why) => self.fail(index, &why, outcome),
+        }
+    }
+
+    pub(super) fn fail(&mut self, index: usize, why: &str, outcome: &mut Outcome) {
+        let sequence = &mut self.running[index];
+        outcome.events.push(failed(sequence, why));
+        // What a failed forward wrote is not to be reused.
+        sequence.computed = 0;
+        outcome.ended.push(index);
+    }
+
+    /// After a panic that may have left pages, slots or the cache half changed: those that run are ended, and the books begin anew. The
+    /// memory stays the model's; those that wait are served.
+    pub(super) fn start_over(&mut self, why: &str, outcome: &mut Outcome) {
+        // An answer that was complete had its final event.
+        let running = self.running.drain(..).filter(|sequence| !sequence.has_ended());
+        let ended = |event: &Event| match event {
+            Event::Finished(end) => Some(end.id),
+            Event::Token(_) => None,
+        };
+        let already: Vec<_> = outcome.events.iter().filter_map(ended).collect();
+        let broken = running.filter(|sequence| !already.contains(&sequence.id));
+        outcome.events.extend(broken.map(|mut sequence| failed(&mut sequence, why)));
+        let snapshots = self.cache.as_ref().map_or(0, |cache| cache.snapshots.most());
+        self.states = States::new(&*self.model, self.options.parallel, snapshots > 0);
+        self.pool = PagePool::new(self.model.kv_layout(), self.model.page_len(), &self.pages);
+        let cache = || PrefixCache::new(&self.pool, self.pages.clone(), Snapshots::new(snapshots));
+        self.cache = self.options.reuse.then(cache);
+        self.warnings.push(format!("a step broke off, and the requests in it were ended: {why}"));
+    }
+
+    /// Breaks the next steps, so that tests can see what becomes of that.
+    #[doc(hidden)]
+    pub fn plant_panic(&mut self, place: PanicIn) {
+        self.panic_in = Some(place);
+    }
+
+    /// Panics where a test asked for it.
+    pub(super) fn trip(&mut self, place: PanicIn) {
+        if self.panic_in == Some(place) {
+            self.panic_in = None;
+            panic!("planted in {place:?}");
+        }
+    }
+}
+
+/// Places where tests plant a panic.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PanicIn {
+    /// While slots are given out.
+    Admit,
+    /// While pages are given back.
+    Park,
+}
