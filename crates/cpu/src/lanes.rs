@@ -43,6 +43,8 @@ pub trait Lanes: Copy {
     fn min(self, b: Self) -> Self;
     /// Absolute values.
     fn abs(self) -> Self;
+    /// Lanes `from..to`, at most 16, as they are, `other` in place of the rest.
+    fn within(self, from: usize, to: usize, other: f32) -> Self;
     /// Adds the low bits of `t`, shifted to the exponent field, to the bits of `self` (the last step of `exp`).
     fn add_exponent(self, t: Self) -> Self;
 
@@ -76,6 +78,18 @@ pub trait Lanes: Copy {
         let mut lanes = [0.0; 16];
         self.store(&mut lanes);
         mlxcel_compute::order::tree(lanes)
+    }
+
+    /// The largest lane. Where one is NaN, that or any other.
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        let mut lanes = [0.0; 16];
+        self.store(&mut lanes);
+        let mut max = f32::NEG_INFINITY;
+        for v in lanes {
+            max = if max > v { max } else { v };
+        }
+        max
     }
 
     /// Loads up to sixteen values, the missing ones as zeros.

@@ -110,6 +110,33 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn within(self, from: usize, to: usize, other: f32) -> Self {
+        #[inline(always)]
+        fn half(v: __m256, from: i32, to: i32, other: f32) -> __m256 {
+            isa!({
+                let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                let inside = _mm256_andnot_si256(
+                    _mm256_cmpgt_epi32(_mm256_set1_epi32(from), lanes),
+                    _mm256_cmpgt_epi32(_mm256_set1_epi32(to), lanes),
+                );
+                _mm256_blendv_ps(_mm256_set1_ps(other), v, _mm256_castsi256_ps(inside))
+            })
+        }
+        let (from, to) = (from as i32, to as i32);
+        Avx2(half(self.0, from, to, other), half(self.1, from - 8, to - 8, other))
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        isa!({
+            let eight = _mm256_max_ps(self.0, self.1);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)))
+        })
+    }
+
+    #[inline(always)]
     fn add_exponent(self, t: Self) -> Self {
         #[inline(always)]
         fn half(p: __m256, t: __m256) -> __m256 {

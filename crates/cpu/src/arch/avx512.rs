@@ -78,6 +78,17 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn within(self, from: usize, to: usize, other: f32) -> Self {
+        let mask = ((1u32 << to) - 1) & !((1u32 << from) - 1);
+        isa!(Avx512(_mm512_mask_blend_ps(mask as __mmask16, _mm512_set1_ps(other), self.0)))
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        isa!(_mm512_reduce_max_ps(self.0))
+    }
+
+    #[inline(always)]
     fn add_exponent(self, t: Self) -> Self {
         isa!(Avx512(_mm512_castsi512_ps(_mm512_add_epi32(
             _mm512_castps_si512(self.0),

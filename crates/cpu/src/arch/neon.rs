@@ -53,11 +53,16 @@ impl Lanes for Neon {
 
     #[inline(always)]
     fn load_bf16(v: &[u8; 32]) -> Self {
-        let mut lanes = [0.0f32; 16];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            *lane = f32::from_bits(u32::from(u16::from_le_bytes([v[2 * i], v[2 * i + 1]])) << 16);
-        }
-        Self::load(&lanes)
+        let p = v.as_ptr();
+        isa!({
+            let (low, high) = (vreinterpretq_u16_u8(vld1q_u8(p)), vreinterpretq_u16_u8(vld1q_u8(p.add(16))));
+            Neon([
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(low))),
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_high_u16(low))),
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(high))),
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_high_u16(high))),
+            ])
+        })
     }
 
     #[inline(always)]
@@ -137,6 +142,25 @@ impl Lanes for Neon {
     fn abs(self) -> Self {
         let a = self.0;
         isa!(Neon([vabsq_f32(a[0]), vabsq_f32(a[1]), vabsq_f32(a[2]), vabsq_f32(a[3])]))
+    }
+
+    #[inline(always)]
+    fn within(self, from: usize, to: usize, other: f32) -> Self {
+        #[inline(always)]
+        fn four(v: float32x4_t, from: i32, to: i32, other: f32) -> float32x4_t {
+            isa!({
+                let lanes = vld1q_s32([0, 1, 2, 3].as_ptr());
+                let inside = vandq_u32(vcgeq_s32(lanes, vdupq_n_s32(from)), vcltq_s32(lanes, vdupq_n_s32(to)));
+                vbslq_f32(inside, v, vdupq_n_f32(other))
+            })
+        }
+        let (v, from, to) = (self.0, from as i32, to as i32);
+        Neon([
+            four(v[0], from, to, other),
+            four(v[1], from - 4, to - 4, other),
+            four(v[2], from - 8, to - 8, other),
+            four(v[3], from - 12, to - 12, other),
+        ])
     }
 
     #[inline(always)]

@@ -94,6 +94,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn within(self, from: usize, to: usize, other: f32) -> Self {
+        Portable(std::array::from_fn(|i| if (from..to).contains(&i) { self.0[i] } else { other }))
+    }
+
+    #[inline(always)]
     fn add_exponent(self, t: Self) -> Self {
         self.zip(t, |p, t| f32::from_bits(p.to_bits().wrapping_add(t.to_bits() << 23)))
     }
