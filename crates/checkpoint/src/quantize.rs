@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use half::{bf16, f16};
-use mlxcel_compute::format::{DType, HostWeight, QuantFormat, WeightFormat};
+use mlxcel_compute::format::{DType, HostWeight, QuantFormat, Source, WeightFormat};
 
 use crate::quantization::{AFFINE_BITS, AFFINE_GROUPS};
 
@@ -102,6 +102,7 @@ impl AffineRows {
             data: self.words.iter().flat_map(|word| word.to_le_bytes()).collect(),
             scales: encode_floats(&self.scales, dtype),
             biases: encode_floats(&self.biases, dtype),
+            source: Source::default(),
         }
     }
 }

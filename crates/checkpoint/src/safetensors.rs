@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use mlxcel_compute::format::DType;
+use mlxcel_compute::format::{DType, Source};
 
 use crate::error::{CheckpointError, Result};
 use crate::header::{Entry, Header, StoredDType, parse_header};
@@ -23,6 +23,8 @@ pub struct Tensor {
     pub data: Bytes,
     /// The file, for messages.
     pub file: Arc<Path>,
+    /// Its pages.
+    pub source: Source,
 }
 
 impl Tensor {
@@ -59,6 +61,7 @@ impl Tensor {
 pub struct SafetensorsFile {
     path: Arc<Path>,
     bytes: Bytes,
+    pages: Source,
     header: Header,
 }
 
@@ -67,10 +70,10 @@ impl SafetensorsFile {
     ///
     /// The file must not be changed in place while it is open (as for every mapped file).
     pub fn open(path: &Path) -> Result<Self> {
-        let bytes = mmap::map(path)?;
+        let (bytes, pages) = mmap::map_pages(path)?;
         let header =
             parse_header(&bytes).map_err(|source| CheckpointError::Header { path: path.to_path_buf(), source })?;
-        Ok(Self { path: path.into(), bytes, header })
+        Ok(Self { path: path.into(), bytes, pages, header })
     }
 
     /// The file's path.
@@ -111,6 +114,7 @@ impl SafetensorsFile {
             shape: entry.shape.clone(),
             data: self.bytes.slice(entry.range.clone()),
             file: self.path.clone(),
+            source: self.pages.clone(),
         })
     }
 }

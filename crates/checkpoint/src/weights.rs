@@ -233,6 +233,7 @@ impl<'a> Weights<'a> {
             data: weight.data,
             scales,
             biases,
+            source: weight.source,
         })
     }
 

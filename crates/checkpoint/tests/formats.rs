@@ -5,7 +5,7 @@ use bytes::Bytes;
 use mlxcel_checkpoint::dequant::{code, e2m1, e4m3, e8m0};
 use mlxcel_checkpoint::quantize::quantize_affine;
 use mlxcel_checkpoint::{dequantize_element, dequantize_row};
-use mlxcel_compute::format::{DType, HostWeight, QuantFormat, WeightFormat};
+use mlxcel_compute::format::{DType, HostWeight, QuantFormat, Source, WeightFormat};
 
 /// `w[k] = ((37 k) mod 64 - 20) / 16`, the row of the table.
 fn row() -> Vec<f32> {
@@ -177,6 +177,7 @@ fn float_line(format: QuantFormat, words: [u32; 2], scales: &[u8]) -> HostWeight
         data: data.into(),
         scales: Bytes::copy_from_slice(scales),
         biases: Bytes::new(),
+        source: Source::default(),
     }
 }
 
@@ -246,6 +247,7 @@ fn float_rows_and_experts() {
             data: mlxcel_checkpoint::quantize::encode_floats(&values, dtype),
             scales: Bytes::new(),
             biases: Bytes::new(),
+            source: Source::default(),
         };
         let mut row = [0.0; 2];
         dequantize_row(&weight, 1, 2, &mut row);

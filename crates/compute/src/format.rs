@@ -3,6 +3,8 @@
 //! Nothing here does arithmetic: [`WeightFormat`] says how bytes are to be read, [`HostWeight`] carries them (usually
 //! slices of a memory-mapped file) from the checkpoint to a backend without a copy.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 /// Element type of a stored tensor.
@@ -161,9 +163,42 @@ pub struct HostWeight {
     pub scales: Bytes,
     /// Biases (empty unless affine).
     pub biases: Bytes,
+    /// Where the bytes come from.
+    pub source: Source,
+}
+
+/// Memory that can be had again: a mapped file.
+pub trait Pages: Send + Sync {
+    /// Lets go of the memory of `part`, which lies in these pages; reading it fetches it again. Other ranges are left alone.
+    fn unused(&self, part: &[u8]);
+}
+
+/// Who keeps a weight's bytes, so that a backend with a copy of its own can say that it is done with them.
+#[derive(Clone, Default)]
+pub struct Source(Option<Arc<dyn Pages>>);
+
+impl Source {
+    /// Bytes of these pages.
+    pub fn of(pages: Arc<dyn Pages>) -> Self {
+        Source(Some(pages))
+    }
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "pages" } else { "memory" })
+    }
 }
 
 impl HostWeight {
+    /// Says that the bytes will hardly be read any more. They stay readable.
+    pub fn unused(&self) {
+        if let Some(pages) = &self.source.0 {
+            [&self.data, &self.scales, &self.biases].into_iter().for_each(|part| pages.unused(part));
+        }
+    }
+
+
     /// Stored rows from the first of the first matrix to the last of the last.
     pub fn rows(&self) -> usize {
         (self.experts - 1) * self.stride + self.outputs

@@ -16,5 +16,5 @@ pub mod reference;
 
 pub use backend::{Activation, Attend, Backend, ComputeError, DeltaGates, Experts, KvGroup, KvShape, KvSlot};
 pub use batch::{Batch, NO_PAGE, Span, Wanted};
-pub use format::{DType, HostWeight, QuantFormat, WeightFormat};
+pub use format::{DType, HostWeight, Pages, QuantFormat, Source, WeightFormat};
 pub use recurrent::{DeltaShape, StateLayout};

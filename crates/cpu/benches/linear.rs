@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use divan::Bencher;
 use divan::counter::BytesCount;
-use mlxcel_compute::{Backend, DType, HostWeight, QuantFormat, WeightFormat};
+use mlxcel_compute::{Backend, DType, HostWeight, QuantFormat, Source, WeightFormat};
 use mlxcel_cpu::{CpuBackend, CpuBuffer, CpuWeight, Precision, bandwidth};
 
 /// Outputs x inputs: a square in cache, a small one of a 135M model, one far beyond the cache.
@@ -37,6 +37,7 @@ fn weight(backend: &CpuBackend, outputs: usize, inputs: usize) -> (CpuWeight, us
         data: bytes(outputs * inputs / 2, 7),
         scales: bf16(groups, 0.01),
         biases: bf16(groups, -0.07),
+        source: Source::default(),
     };
     let size = host.byte_len();
     (backend.load_weight(host).expect("a supported format"), size)

@@ -50,7 +50,11 @@ impl CpuWeight {
     /// The panels, or nothing when the weight is multiplied by f32 activations.
     pub(crate) fn panels(&self, pool: &Pool) -> Option<&Panels> {
         let format = self.format?;
-        Some(self.panels.get_or_init(|| Panels::new(pool, &self.host, format)))
+        Some(self.panels.get_or_init(|| {
+            let panels = Panels::new(pool, &self.host, format);
+            self.host.unused();
+            panels
+        }))
     }
 }
 
@@ -131,7 +135,7 @@ impl Backend for CpuBackend {
     }
 
     /// Copies nothing yet. In int8 precision the first product with a weight that has an integer form makes a copy of its
-    /// own size beside the mapped file (`ops/panel.rs`); a table that is only embedded from never gets one.
+    /// own size and lets go of the mapped file's pages (`ops/panel.rs`); a table that is only embedded from never gets one.
     fn load_weight(&self, weight: HostWeight) -> Result<CpuWeight, ComputeError> {
         let rows = weight.rows();
         if weight.data.len() != rows * weight.row_bytes() {

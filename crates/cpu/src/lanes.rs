@@ -27,6 +27,8 @@ pub trait Lanes: Copy {
     fn store(self, out: &mut [f32; 16]);
     /// Rounded to nearest even and cast to i8; lanes are within -128..=127 or the result is arbitrary.
     fn store_i8(self, out: &mut [i8; 16]);
+    /// Rounded to nearest even; lanes are within -127..=127 or the result is arbitrary.
+    fn round(self) -> Self::Ints;
     /// `self + b`.
     fn add(self, b: Self) -> Self;
     /// `self - b`.

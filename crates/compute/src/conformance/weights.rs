@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::rng::Rng;
-use crate::{DType, HostWeight, QuantFormat, WeightFormat};
+use crate::{DType, HostWeight, QuantFormat, Source, WeightFormat};
 
 /// Shape of a random matrix.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,7 @@ pub fn random_weight(rng: &mut Rng, format: WeightFormat, shape: Shape, offset: 
         data: at_offset(&data, offset),
         scales: at_offset(&scales, offset),
         biases: at_offset(&biases, offset),
+        source: Source::default(),
     }
 }
 

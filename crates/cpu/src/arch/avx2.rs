@@ -97,6 +97,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn round(self) -> Self::Ints {
+        isa!((_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1)))
+    }
+
+    #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
         isa!(Avx2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)))
     }

@@ -68,6 +68,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn round(self) -> __m512i {
+        isa!(_mm512_cvtps_epi32(self.0))
+    }
+
+    #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
         isa!(Avx512(_mm512_fmadd_ps(self.0, b.0, c.0)))
     }

@@ -117,6 +117,16 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn round(self) -> Self::Ints {
+        isa!([
+            vcvtnq_s32_f32(self.0[0]),
+            vcvtnq_s32_f32(self.0[1]),
+            vcvtnq_s32_f32(self.0[2]),
+            vcvtnq_s32_f32(self.0[3])
+        ])
+    }
+
+    #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
         let (a, b, c) = (self.0, b.0, c.0);
         isa!(Neon([

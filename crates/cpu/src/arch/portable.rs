@@ -74,6 +74,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn round(self) -> [i32; 16] {
+        self.0.map(|v| v.round_ties_even() as i32)
+    }
+
+    #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
         Portable(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
     }

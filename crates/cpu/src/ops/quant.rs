@@ -51,49 +51,79 @@ struct QuantizeRow<'a> {
     sums: &'a mut [f32],
 }
 
-/// One group: scale, and codes in order. The same as `order::quantize_group`, sixteen lanes at a time.
+/// One group of `16 N` values: scale, and codes in order; the same as `order::quantize_group` for values that are all finite. Returns the
+/// largest magnitude's scale and the codes.
 #[inline(always)]
-fn quantize_group<L: Lanes>(x: &[f32], codes: &mut [i8]) -> f32 {
-    let mut amax = L::splat(0.0);
-    let mut poison = 0.0f32;
+fn quantize_group<L: Lanes, const N: usize>(x: &[f32], codes: &mut [i8]) -> (f32, [L::Ints; N]) {
     let (x, _) = x.as_chunks::<16>();
+    let x: &[[f32; 16]; N] = x.first_chunk().expect("a group's values");
+    let mut amax = L::splat(0.0);
     for v in x {
         amax = L::load(v).abs().max(amax);
     }
-    let mut lanes = [0.0; 16];
-    amax.store(&mut lanes);
-    let amax = lanes.iter().fold(0.0f32, |a, v| if a > *v { a } else { *v });
-    // max drops a NaN, and an infinity leaves a zero inverse: both must show in the scale.
-    let mut zeros = L::splat(0.0);
-    for v in x {
-        zeros = L::load(v).fma(L::splat(0.0), zeros);
-    }
-    poison += zeros.sum();
+    let amax = amax.largest();
     // Capped: an infinite inverse would make zeros NaN, whose code is arbitrary.
     let inverse = if amax > 0.0 { (127.0 / amax).min(f32::MAX) } else { 0.0 };
     let (codes, _) = codes.as_chunks_mut::<16>();
-    for (v, c) in x.iter().zip(codes) {
-        let scaled = L::load(v).mul(L::splat(inverse));
-        L::splat(-127.0).max(L::splat(127.0).min(scaled)).store_i8(c);
+    let mut ints = [L::zero(); N];
+    for i in 0..N {
+        let scaled = L::load(&x[i]).mul(L::splat(inverse));
+        let bounded = L::splat(-127.0).max(L::splat(127.0).min(scaled));
+        bounded.store_i8(&mut codes[i]);
+        ints[i] = bounded.round();
     }
-    amax / 127.0 + poison
+    (amax / 127.0, ints)
+}
+
+/// NaN when any value is not finite, else 0: the maximum drops a NaN, and an infinity leaves a zero inverse, but both must show.
+#[inline(always)]
+fn poison<L: Lanes>(x: &[f32]) -> f32 {
+    let mut zeros = L::splat(0.0);
+    for v in x.as_chunks::<16>().0 {
+        zeros = L::load(v).fma(L::splat(0.0), zeros);
+    }
+    zeros.sum()
+}
+
+impl QuantizeRow<'_> {
+    /// Groups of `16 N` values, and their sums by bias group: exact in integers inside an activation group, then in order.
+    #[inline(always)]
+    fn groups<L: Lanes, const N: usize>(&mut self, damaged: bool) {
+        // Codes that one sum is of.
+        let run = self.group.min(self.step) / 16;
+        self.sums.fill(0.0);
+        let values = self.x.chunks_exact(self.step).zip(self.codes.chunks_exact_mut(self.step));
+        for (i, (x, codes)) in values.enumerate() {
+            let (mut step, ints) = quantize_group::<L, N>(x, codes);
+            if damaged {
+                step += poison::<L>(x);
+            }
+            self.steps[i] = step;
+            let mut from = 0;
+            while from < N {
+                let mut total = ints[from];
+                for more in ints.iter().take(N.min(from + run)).skip(from + 1) {
+                    total = L::add_ints(total, *more);
+                }
+                // Exact: integers far below 2^24.
+                let sum = L::to_f32(total).sum();
+                self.sums[(i * self.step + 16 * from) / self.group] += sum * step;
+                from += run;
+            }
+        }
+    }
 }
 
 impl Kernel for QuantizeRow<'_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let values = self.x.chunks_exact(self.step).zip(self.codes.chunks_exact_mut(self.step));
-        for ((x, codes), step) in values.zip(self.steps.iter_mut()) {
-            *step = quantize_group::<L>(x, codes);
-        }
-        // Sums per bias group: exact in integers inside an activation group, then in order.
-        self.sums.fill(0.0);
-        let run = self.group.min(self.step);
-        for (i, values) in self.codes.chunks_exact(run).enumerate() {
-            let sum: i32 = values.iter().map(|v| i32::from(*v)).sum();
-            self.sums[i * run / self.group] += sum as f32 * self.steps[i * run / self.step];
+    fn run<L: Lanes>(mut self) {
+        let damaged = poison::<L>(self.x).is_nan();
+        match self.step {
+            64 => self.groups::<L, 4>(damaged),
+            32 => self.groups::<L, 2>(damaged),
+            other => unreachable!("activations are quantised in groups of 64 or 32, not {other}"),
         }
     }
 }
