@@ -43,3 +43,21 @@ pub async fn compile(
         _ => ApiError::parameter(param, error),
     })
 }
+
+/// A constraint of the text behind the thoughts that a model may have: `open` says that its prompt begins them, `may_think` that it
+/// may begin them by itself.
+///
+/// # Errors
+/// 500 for a tokenizer that cannot be used.
+pub fn behind_thoughts(own: Constraint, facts: &Facts, open: bool, may_think: bool) -> Result<Constraint, ApiError> {
+    let reasoning = facts.parser.reasoning;
+    let (Some(opener), Some(closer)) = (reasoning.opener(), reasoning.closer()) else { return Ok(own) };
+    if !open && !may_think {
+        return Ok(own);
+    }
+    let internal = |why: String| ApiError::new(ErrorKind::Internal, why);
+    let factory = facts.grammars().map_err(|e| internal(e.to_string()))?;
+    // As templates print it.
+    let opener = facts.tokenizer.encode_plain(&format!("{opener}\n")).map_err(|e| internal(e.to_string()))?;
+    Ok(own.after(factory.thoughts(open, if open { Vec::new() } else { opener }, closer)))
+}
