@@ -14,6 +14,7 @@ use mlxcel_text::parse::Delta;
 
 use crate::app::{App, Shared, identifier, json, now};
 use crate::calls::Calls;
+use crate::constraint::Thinking;
 use crate::exchange::exchange;
 use crate::facts::Facts;
 use crate::failure::{Dialect, refused};
@@ -49,15 +50,15 @@ pub async fn speak(app: &App, facts: &Arc<Facts>, wanted: &ChatRequest) -> Resul
         Some(forced) => Some(forced),
         None => constraint::wanted(wanted.response_format.as_ref(), wanted.grammar.as_deref()),
     };
-    let constraint = constraint::compile(facts, grammar).await?;
-    let constraint = constraint.map(|own| constraint::behind_thoughts(own, facts, rendered.thinking, may_think));
+    let thinking = Thinking::of(facts, rendered.thinking, may_think)?;
+    let constraint = constraint::compile(facts, grammar, thinking).await?;
     let logprobs = wanted.logprobs.then(|| wanted.top_logprobs.unwrap_or(0) as usize);
     let parts = Wanted {
         prompt: rendered.tokens,
         max_tokens: wanted.max_tokens,
         // Markers of thoughts and calls are special tokens in some families.
         show_special: true,
-        constraint: constraint.transpose()?,
+        constraint,
         stop: calls.stop(facts),
     };
     let first = sampling(&wanted.sampling, facts, logprobs);

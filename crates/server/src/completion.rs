@@ -44,7 +44,7 @@ struct Line {
 /// Submits every prompt, `n` times each; lines of one prompt stand together.
 async fn speak(app: &App, facts: &Arc<Facts>, wanted: &CompletionRequest) -> Result<Vec<Vec<Line>>, ApiError> {
     let grammar = constraint::wanted(None, wanted.grammar.as_deref());
-    let constraint = constraint::compile(facts, grammar).await?;
+    let constraint = constraint::compile(facts, grammar, None).await?;
     let logprobs = wanted.logprobs.map(|n| n as usize);
     if wanted.echo && logprobs.is_some() {
         let message = "expected no echo with logprobs: log-probabilities of prompts are not computed";

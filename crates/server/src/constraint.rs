@@ -26,6 +26,34 @@ pub fn wanted(format: Option<&ResponseFormat>, grammar: Option<&str>) -> Option<
     formatted.map(|grammar| ("response_format", grammar)).or(own.map(|grammar| ("grammar", grammar)))
 }
 
+/// Thoughts before the text that is constrained.
+pub struct Thinking {
+    open: bool,
+    opener: Vec<u32>,
+    closer: &'static str,
+}
+
+impl Thinking {
+    /// Those that a model may have: `open` says that the prompt begins them, `may_think` that the model may by itself.
+    ///
+    /// # Errors
+    /// 500 for a tokenizer that cannot encode the marker.
+    pub fn of(facts: &Facts, open: bool, may_think: bool) -> Result<Option<Self>, ApiError> {
+        let reasoning = facts.parser.reasoning;
+        let (Some(opener), Some(closer)) = (reasoning.opener(), reasoning.closer()) else { return Ok(None) };
+        let opener = match (open, may_think) {
+            (true, _) => Vec::new(),
+            // As templates print it.
+            (false, true) => {
+                let opener = facts.tokenizer.encode_plain(&format!("{opener}\n"));
+                opener.map_err(|e| ApiError::new(ErrorKind::Internal, e.to_string()))?
+            }
+            (false, false) => return Ok(None),
+        };
+        Ok(Some(Thinking { open, opener, closer }))
+    }
+}
+
 /// Compiles it, on a thread that may take its time.
 ///
 /// # Errors
@@ -33,31 +61,22 @@ pub fn wanted(format: Option<&ResponseFormat>, grammar: Option<&str>) -> Option<
 pub async fn compile(
     facts: &Arc<Facts>,
     wanted: Option<(&'static str, Grammar)>,
+    thinking: Option<Thinking>,
 ) -> Result<Option<Constraint>, ApiError> {
     let Some((param, grammar)) = wanted else { return Ok(None) };
     let own = Arc::clone(facts);
-    let compiled = tokio::task::spawn_blocking(move || own.grammars()?.compile(&grammar)).await;
+    let work = move || -> Result<Constraint, GrammarError> {
+        let factory = own.grammars()?;
+        let constraint = factory.compile(&grammar)?;
+        Ok(match thinking {
+            Some(Thinking { open, opener, closer }) => constraint.after(factory.thoughts(open, opener, closer)),
+            None => constraint,
+        })
+    };
+    let compiled = tokio::task::spawn_blocking(work).await;
     let compiled = compiled.map_err(|e| ApiError::new(ErrorKind::Internal, format!("compiling the grammar: {e}")))?;
     compiled.map(Some).map_err(|error| match error {
         GrammarError::Tokenizer(_) => ApiError::new(ErrorKind::Internal, error.to_string()),
         _ => ApiError::parameter(param, error),
     })
-}
-
-/// A constraint of the text behind the thoughts that a model may have: `open` says that its prompt begins them, `may_think` that it
-/// may begin them by itself.
-///
-/// # Errors
-/// 500 for a tokenizer that cannot be used.
-pub fn behind_thoughts(own: Constraint, facts: &Facts, open: bool, may_think: bool) -> Result<Constraint, ApiError> {
-    let reasoning = facts.parser.reasoning;
-    let (Some(opener), Some(closer)) = (reasoning.opener(), reasoning.closer()) else { return Ok(own) };
-    if !open && !may_think {
-        return Ok(own);
-    }
-    let internal = |why: String| ApiError::new(ErrorKind::Internal, why);
-    let factory = facts.grammars().map_err(|e| internal(e.to_string()))?;
-    // As templates print it.
-    let opener = facts.tokenizer.encode_plain(&format!("{opener}\n")).map_err(|e| internal(e.to_string()))?;
-    Ok(own.after(factory.thoughts(open, if open { Vec::new() } else { opener }, closer)))
 }

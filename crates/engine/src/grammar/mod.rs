@@ -73,7 +73,7 @@ impl Grammar {
             Grammar::JsonSchema(_) => "json_schema",
             Grammar::Lark(_) | Grammar::Gbnf(_) => "grammar",
             Grammar::Regex(_) => "regex",
-            Grammar::Calls { .. } => "tools",
+            Grammar::Calls { .. } => "forced calls",
         }
     }
 }
