@@ -5,7 +5,7 @@
     python3 tools/server/clients.py [--binary target/release/mlxcel-server] [--self-test]
 
 One line a check; exit code 1 when one fails. --self-test shows that the checks can fail: with a key that the clients do
-not have, with an expected text that the demo does not say, and with functions of other names than those that are forced.
+not have, with an expected text that the demo does not say, and with functions of other names than the forced ones.
 """
 
 import argparse
@@ -292,7 +292,8 @@ def messages_are_continued(s):
     expect(whole.startswith(begun + more.content[0].text[:8]), (begun, more))
     again = s.chat(messages=[*QUESTION, {"role": "assistant", "content": begun}])
     expect(again.choices[0].message.content == more.content[0].text, (again, more))
-    refusal(anthropic.BadRequestError, lambda: s.message(messages=[*QUESTION, {"role": "assistant", "content": begun + " "}]))
+    blank = {"role": "assistant", "content": begun + " "}
+    refusal(anthropic.BadRequestError, lambda: s.message(messages=[*QUESTION, blank]))
 
 
 @check
@@ -400,7 +401,9 @@ def tools_are_called(s):
     s.response(**{**given, "input": [*asked, item, result]})
 
 
-def run(binary, arguments=(), said=SAID, quiet=False, checks=CHECKS, model="gemma-4-tiny-it-4bit", forced="get_weather"):
+def run(
+    binary, arguments=(), said=SAID, quiet=False, checks=CHECKS, model="gemma-4-tiny-it-4bit", forced="get_weather"
+):
     """A session; the names of the checks that failed."""
     server = Server(binary, *arguments)
     failed = []
@@ -446,7 +449,8 @@ def self_test(binary):
     expect(other == forcing, f"expected {forcing} to fail with another function, found {other}")
     calls = run_calls(binary, "another function", quiet=True)
     expect(calls == ["tools_are_called"], f"a wrong call was not seen: {calls}")
-    print(f"self-test: {len(every)} checks fail without a key, {len(wrong)} with a wrong text, {len(other)} with another function, one with a wrong call")
+    counts = f"{len(every)} checks fail without a key, {len(wrong)} with a wrong text, {len(other)} with another"
+    print(f"self-test: {counts} function, one with a wrong call")
     return 0
 
 

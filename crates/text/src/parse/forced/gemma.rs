@@ -135,11 +135,11 @@ fn list(rules: &mut Rules<'_>, schema: &Value, root: &Value, scope: &str) -> Res
         return Ok("\"[]\"".into());
     }
     let least_more = least.saturating_sub(1);
-    let more = match most {
-        Some(most) => format!("{{{least_more},{}}}", (most - 1).max(least_more)),
-        None => format!("{{{least_more},}}"),
+    let full = match most {
+        Some(1) => item,
+        Some(most) => format!("{item} (\",\" {item}){{{least_more},{}}}", (most - 1).max(least_more)),
+        None => format!("{item} (\",\" {item}){{{least_more},}}"),
     };
-    let full = format!("{item} (\",\" {item}){more}");
     Ok(if least == 0 { format!("\"[\" ({full})? \"]\"") } else { format!("\"[\" {full} \"]\"") })
 }
 
