@@ -5,7 +5,7 @@
     python3 tools/server/clients.py [--binary target/release/mlxcel-server] [--self-test]
 
 One line a check; exit code 1 when one fails. --self-test shows that the checks can fail: with a key that the clients do
-not have, and with an expected text that the demo does not say.
+not have, with an expected text that the demo does not say, and with functions of other names than the forced ones.
 """
 
 import argparse
@@ -111,8 +111,8 @@ class Server:
 class Session:
     """What the checks share."""
 
-    def __init__(self, server, said, model):
-        self.server, self.said, self.model = server, said, model
+    def __init__(self, server, said, model, forced="get_weather"):
+        self.server, self.said, self.model, self.forced = server, said, model, forced
         self.openai = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
         self.anthropic = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=30)
 
@@ -137,6 +137,8 @@ def models_are_listed(s):
     listed = [model.id for model in s.openai.models.list()]
     expect(s.model in listed, listed)
     expect(s.openai.models.retrieve(s.model).id == s.model, listed)
+    meta = s.server.json("/v1/models")["data"][0]["meta"]
+    expect(meta["n_params"] > 1_000_000 and meta["n_embd"] > 0 and meta["size"] > 0, meta)
 
 
 @check
@@ -238,6 +240,60 @@ def tools_may_be_offered(s):
     tool = {"name": "weather", "description": "The weather in a city.", "input_schema": parameters}
     answer = s.message(tools=[tool])
     expect(answer.stop_reason in ("end_turn", "max_tokens", "tool_use"), answer)
+
+
+FORCED = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+}
+
+
+def fits(arguments):
+    """Whether arguments fit the schema of a forced call."""
+    city, unit = arguments.get("city"), arguments.get("unit")
+    return set(arguments) == {"city", "unit"} and isinstance(city, str) and len(city) < 13 and unit in ("C", "F")
+
+
+@check
+def calls_are_forced(s):
+    function = {"name": s.forced, "description": "The weather in a city.", "parameters": FORCED}
+    tools = [{"type": "function", "function": function}]
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    allowed = {"mode": "required", "tools": [named]}
+    for choice in ("required", named, {"type": "allowed_tools", "allowed_tools": allowed}):
+        given = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 200}
+        plain = s.chat(**given, extra_body={"speculative": "off"}).choices[0]
+        drafted = s.chat(**given, extra_body={"speculative": {"block_size": 4}})
+        call, other = (c.message.tool_calls[0].function for c in (plain, drafted.choices[0]))
+        expect((plain.finish_reason, call.name) == ("tool_calls", "get_weather"), plain)
+        expect(fits(json.loads(call.arguments)) and call == other, (call, other))
+        timings = drafted.model_extra["timings"]
+        expect(sum(timings["draft_accepted_by_depth"]) == timings["draft_n_accepted"], timings)
+
+
+@check
+def calls_are_forced_in_messages(s):
+    tool = {"name": s.forced, "description": "The weather in a city.", "input_schema": FORCED}
+    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}):
+        answer = s.message(tools=[tool], tool_choice=choice, max_tokens=200)
+        used = answer.content[0]
+        expect((answer.stop_reason, used.type, used.name) == ("tool_use", "tool_use", "get_weather"), answer)
+        expect(fits(used.input), used)
+    answer = s.message(tools=[tool], tool_choice={"type": "none"})
+    expect(answer.stop_reason != "tool_use", answer)
+
+
+@check
+def messages_are_continued(s):
+    whole = s.message().content[0].text
+    begun = whole[: whole.index(" ", len(whole) // 2)]
+    more = s.message(messages=[*QUESTION, {"role": "assistant", "content": begun}])
+    expect(whole.startswith(begun + more.content[0].text[:8]), (begun, more))
+    again = s.chat(messages=[*QUESTION, {"role": "assistant", "content": begun}])
+    expect(again.choices[0].message.content == more.content[0].text, (again, more))
+    blank = {"role": "assistant", "content": begun + " "}
+    refusal(anthropic.BadRequestError, lambda: s.message(messages=[*QUESTION, blank]))
 
 
 @check
@@ -345,12 +401,14 @@ def tools_are_called(s):
     s.response(**{**given, "input": [*asked, item, result]})
 
 
-def run(binary, arguments=(), said=SAID, quiet=False, checks=CHECKS, model="gemma-4-tiny-it-4bit"):
+def run(
+    binary, arguments=(), said=SAID, quiet=False, checks=CHECKS, model="gemma-4-tiny-it-4bit", forced="get_weather"
+):
     """A session; the names of the checks that failed."""
     server = Server(binary, *arguments)
     failed = []
     try:
-        session = Session(server, said, model)
+        session = Session(server, said, model, forced)
         for function in checks:
             name, began = function.__name__.replace("_", " "), time.monotonic()
             try:
@@ -373,7 +431,8 @@ def run(binary, arguments=(), said=SAID, quiet=False, checks=CHECKS, model="gemm
 
 def run_calls(binary, function="get_weather", quiet=False):
     """A session about tools; the names of the checks that failed."""
-    return run(binary, ["--model", CALLER], function, quiet, [tools_are_called], CALLER)
+    checks = [tools_are_called, *(() if quiet else (calls_are_forced, calls_are_forced_in_messages))]
+    return run(binary, ["--model", CALLER], function, quiet, checks, CALLER)
 
 
 def self_test(binary):
@@ -385,9 +444,13 @@ def self_test(binary):
     speaking = {"chat", "messages", "responses"}
     wrong = set(run(binary, said="a text that the demo does not say", quiet=True))
     expect(wrong == speaking, f"expected {speaking} to fail with a wrong text, found {wrong}")
+    forcing = {"calls_are_forced", "calls_are_forced_in_messages"}
+    other = set(run(binary, quiet=True, forced="another"))
+    expect(other == forcing, f"expected {forcing} to fail with another function, found {other}")
     calls = run_calls(binary, "another function", quiet=True)
     expect(calls == ["tools_are_called"], f"a wrong call was not seen: {calls}")
-    print(f"self-test: {len(every)} checks fail without a key, {len(wrong)} with a wrong text, one with a wrong call")
+    counts = f"{len(every)} checks fail without a key, {len(wrong)} with a wrong text, {len(other)} with another"
+    print(f"self-test: {counts} function, one with a wrong call")
     return 0
 
 
@@ -403,7 +466,7 @@ def main():
         return self_test(given.binary)
     began = time.monotonic()
     failed = run(given.binary) + run_calls(given.binary)
-    every = len(CHECKS) + 3
+    every = len(CHECKS) + 5
     print(f"{every - len(failed)} of {every} checks passed in {time.monotonic() - began:.1f} s")
     return 1 if failed else 0
 

@@ -43,6 +43,7 @@ pub fn stream(engine: &mut Engine, request: Request, out: &mut dyn Write, quiet:
             completion_tokens: 0,
             timings: mlxcel_engine::Timings::default(),
             rounds: mlxcel_engine::Rounds::default(),
+            block_size: 1,
         },
         broken_pipe: false,
     };

@@ -11,6 +11,7 @@ use mlxcel_engine::sample::SamplingParams;
 use mlxcel_model::Model;
 use mlxcel_model::drafters::Ngram;
 use mlxcel_model::registry::{self, Pair};
+use mlxcel_text::parse::{Answer, Parser, ParserKind, ParserOptions};
 use mlxcel_text::{ChatTemplate, RenderRequest, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -207,14 +208,15 @@ pub fn message(role: &str, content: &str) -> Value {
 /// The model's own turn, for the history. Templates of thinking models want what was thought apart from what was said; `thinking`
 /// says that the prompt opened the block of thoughts.
 pub fn said(text: &str, thinking: bool) -> Value {
-    let opened = text.trim_start().strip_prefix("<think>");
-    let (thought, answer) = match opened.unwrap_or(text).split_once("</think>") {
-        _ if !thinking && opened.is_none() => return message("assistant", text),
-        Some(parts) => parts,
-        // Stopped while thinking: nothing was said.
-        None => (opened.unwrap_or(text), ""),
-    };
-    json!({ "role": "assistant", "reasoning_content": thought.trim(), "content": answer.trim_start() })
+    let options = ParserOptions { thinking_open: thinking, parse_tools: false, ..ParserOptions::default() };
+    let mut parser = Parser::new(ParserKind::QWEN, options);
+    let mut deltas = parser.push(text);
+    deltas.extend(parser.finish());
+    let Answer { reasoning, content, .. } = Answer::collect(deltas);
+    if reasoning.is_empty() {
+        return message("assistant", &content);
+    }
+    json!({ "role": "assistant", "reasoning_content": reasoning, "content": content })
 }
 
 /// A rendered conversation.
@@ -238,7 +240,7 @@ pub fn encode_chat(
     let extra = extra.clone();
     let request = RenderRequest { messages, add_generation_prompt: true, extra, ..RenderRequest::default() };
     let text = template.render(&request)?;
-    let thinking = text.trim_end().ends_with("<think>");
+    let thinking = ParserKind::QWEN.thinking_open(&text);
     Ok(Prompt { tokens: tokenizer.encode_templated(&text)?, thinking })
 }
 

@@ -209,6 +209,8 @@ pub struct Finished {
     pub timings: Timings,
     /// Its rounds; all zero without a drafter.
     pub rounds: Rounds,
+    /// The block width that it settled at; 1 = plain steps.
+    pub block_size: usize,
 }
 
 impl Finished {

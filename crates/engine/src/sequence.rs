@@ -281,6 +281,7 @@ impl Sequence {
             completion_tokens: self.history.generated().len(),
             timings: Timings { prefill: seconds(self.started, self.first), decode: seconds(self.first, self.last) },
             rounds: self.rounds,
+            block_size: self.width.as_ref().map_or(1, Width::settled),
         })
     }
 }

@@ -122,6 +122,7 @@ limits! {
     PROMPT_TOKENS = "prompt", Range::Items { least: 1, most: 10_000_000 }, "";
     TOKENS = "tokens", Range::Items { least: 0, most: 10_000_000 }, "";
     TOOLS = "tools", Range::Items { least: 0, most: 512 }, "";
+    ALLOWED_TOOLS = "tools", Range::Items { least: 1, most: 512 }, "";
     TOOL_CALLS = "tool_calls", Range::Items { least: 0, most: 512 }, "";
     TOOL_NAME = "name", Range::Bytes { least: 1, most: 128 }, "";
     INCLUDE = "include", Range::Items { least: 0, most: 16 }, "";

@@ -181,8 +181,8 @@ pub struct SpeculationProps {
     pub probe: String,
     /// Whether answers may differ from plain decoding, since the operator overrode a failed probe.
     pub inexact_allowed: bool,
-    /// Why drafting is off; null when it is on.
-    pub off_because: Option<String>,
+    /// Why drafting is off, or why it may be inexact; null when there is nothing to say.
+    pub why: Option<String>,
 }
 
 /// A sequence's place, in the answer of `GET /slots` (a list of them).

@@ -27,4 +27,4 @@ pub use usage::{CompletionTokensDetails, PromptTokensDetails, Timings, Usage};
 pub(crate) use chat::require_text;
 pub(crate) use content::MediaAt;
 pub(crate) use format::checked_schema;
-pub(crate) use tool::check_choice;
+pub(crate) use tool::{allowed_mode, check_choice};

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{accepted, refused, round_trip, with};
+use mlxcel_protocol::openai::responses::ResponsesRequest;
 use mlxcel_protocol::openai::{
     ChatRequest, Content, ContentPart, ReasoningEffort, ResponseFormat, Role, StreamOptions, ToolChoice,
 };
@@ -345,6 +346,7 @@ fn parameters_that_contradict_each_other() {
         (json!({"json_schema": {}, "grammar": "start: /a/"}), "grammar"),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": [weather()]}), "tool_choice"),
+        (json!({"tool_choice": allowed("required", "f"), "tools": [weather()]}), "tool_choice"),
     ] {
         let error = refused::<ChatRequest>(&body(fields));
         assert_eq!((error.param.as_deref(), error.code), (Some(param), Some("conflicting_parameters")), "{error}");
@@ -377,7 +379,16 @@ fn tools_and_formats_that_are_none() {
         (tool(json!({"name": "f", "strict": 1})), "tools[0].function.strict"),
         (tool(json!({"name": "f", "extra": 1})), "tools[0].function.extra"),
         (with(&hello(), "tool_choice", json!("any")), "tool_choice"),
-        (with(&hello(), "tool_choice", json!({"type": "allowed_tools"})), "tool_choice.type"),
+        (with(&hello(), "tool_choice", json!({"type": "custom"})), "tool_choice.type"),
+        (with(&hello(), "tool_choice", json!({"type": "allowed_tools"})), "tool_choice.allowed_tools"),
+        (
+            with(&hello(), "tool_choice", json!({"type": "allowed_tools", "mode": "any", "tools": []})),
+            "tool_choice.mode",
+        ),
+        (
+            with(&hello(), "tool_choice", json!({"type": "allowed_tools", "mode": "auto", "tools": []})),
+            "tool_choice.tools",
+        ),
         (with(&hello(), "tool_choice", json!({"type": "function"})), "tool_choice.name"),
         (format(json!("json")), "response_format"),
         (format(json!({})), "response_format.type"),
@@ -441,4 +452,27 @@ fn content_as_text() {
         Content::Parts(vec![ContentPart::Text { text: "a".into() }, ContentPart::Refusal { refusal: "b".into() }]);
     assert_eq!(parts.text("\n"), "a\nb");
     assert_eq!(Content::Text("x".into()).text("\n"), "x");
+}
+
+fn allowed(mode: &str, name: &str) -> Value {
+    let tool = json!({"type": "function", "function": {"name": name}});
+    json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tool]}})
+}
+
+#[test]
+fn some_of_the_tools_may_be_allowed() {
+    for (mode, required) in [("auto", false), ("required", true)] {
+        let body = with(&with(&hello(), "tools", json!([weather()])), "tool_choice", allowed(mode, "get_weather"));
+        let request: ChatRequest = round_trip(&body);
+        assert_eq!(request.tool_choice, Some(ToolChoice::Allowed { required, names: vec!["get_weather".into()] }));
+        assert_eq!(serde_json::to_value(&request).expect("JSON")["tool_choice"], body["tool_choice"]);
+        let tool = json!({"type": "function", "name": "get_weather"});
+        let body = json!({"input": "Hi", "tools": [tool], "tool_choice": {"type": "allowed_tools", "mode": mode, "tools": [tool]}});
+        let request: ResponsesRequest = round_trip(&body);
+        assert_eq!(
+            request.to_chat().tool_choice,
+            Some(ToolChoice::Allowed { required, names: vec!["get_weather".into()] })
+        );
+        assert_eq!(serde_json::to_value(&request).expect("JSON")["tool_choice"], body["tool_choice"]);
+    }
 }

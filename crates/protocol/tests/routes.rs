@@ -230,7 +230,7 @@ fn messages_refused() {
         (also("messages", json!([])), "messages"),
         (also("messages", json!([{"role": "tool", "content": "x"}])), "messages[0].role"),
         (also("messages", json!([{"role": "user"}])), "messages[0].content"),
-        (also("messages", json!([{"role": "assistant", "content": "The answer is"}])), "messages[0].role"),
+        (also("messages", json!([{"role": "assistant", "content": "The answer is "}])), "messages[0].content"),
         (user(json!(null)), "messages[0].content"),
         (user(json!([{"type": "document", "source": {}}])), "messages[0].content[0].type"),
         (user(json!([{"type": "tool_use", "id": "1", "name": "f", "input": {}}])), "messages[0].content[0].type"),

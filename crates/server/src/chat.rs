@@ -9,30 +9,28 @@ use mlxcel_protocol::openai::{
     AssistantMessage, ChatAnswer, ChatChoice, ChatChunk, ChatRequest, ChunkChoice, Delta as Piecewise, FinishReason,
     FunctionDelta, Logprobs, ToolCall, ToolCallDelta, Usage,
 };
-use mlxcel_protocol::{ApiError, Request as _, sse as wire};
+use mlxcel_protocol::{ApiError, sse as wire};
 use mlxcel_text::parse::Delta;
 
-use crate::app::{App, Shared, body, identifier, json, now};
+use crate::app::{App, Shared, identifier, json, now};
+use crate::calls::Calls;
+use crate::constraint::Thinking;
+use crate::exchange::exchange;
 use crate::facts::Facts;
 use crate::failure::{Dialect, refused};
 use crate::generate::{End, Piece, Speech, Wanted, request, sampling};
 use crate::logprobs::token_logprob;
+use crate::prompt::Prompt;
 use crate::sse::{Events, Gone, stream};
 use crate::{constraint, prompt};
 
 /// The route.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> Response {
-    match answer(&app, incoming).await {
-        Ok(response) => response,
-        Err(error) => Dialect::OpenAi.response(&error),
-    }
+    exchange(app, incoming, Dialect::OpenAi, |wanted: &ChatRequest| wanted.model.as_deref(), answer).await
 }
 
-async fn answer(app: &Shared, incoming: Body) -> Result<Response, ApiError> {
-    let wanted = ChatRequest::from_bytes(&body(app, incoming).await?)?;
-    let facts = app.facts()?;
-    check_model(wanted.model.as_deref(), &facts)?;
-    let speeches = speak(app, &facts, &wanted).await?;
+async fn answer(app: Shared, facts: Arc<Facts>, wanted: ChatRequest) -> Result<Response, ApiError> {
+    let speeches = speak(&app, &facts, &wanted).await?;
     let talk = Talk { id: identifier("chatcmpl-"), created: now(), facts };
     if wanted.stream {
         let usage = wanted.stream_options.is_some_and(|options| options.include_usage);
@@ -41,28 +39,19 @@ async fn answer(app: &Shared, incoming: Body) -> Result<Response, ApiError> {
     Ok(json(&talk.whole(speeches).await?))
 }
 
-/// Refuses another model than the one that is served.
-///
-/// # Errors
-/// 404.
-pub fn check_model(asked: Option<&str>, facts: &Facts) -> Result<(), ApiError> {
-    match asked {
-        Some(name) if !facts.is_called(name) => {
-            let served: Vec<&str> = facts.names.iter().map(String::as_str).collect();
-            Err(ApiError::model_not_found(name, &served))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Submits a conversation, once for each answer.
 ///
 /// # Errors
 /// What is wrong with the request; a full queue.
 pub async fn speak(app: &App, facts: &Arc<Facts>, wanted: &ChatRequest) -> Result<Vec<Speech>, ApiError> {
-    let (rendered, parser) = prompt::chat(facts, wanted)?;
-    let grammar = constraint::wanted(wanted.response_format.as_ref(), wanted.grammar.as_deref());
-    let constraint = constraint::compile(facts, grammar).await?;
+    let calls = Calls::of(wanted);
+    let Prompt { rendered, parser, may_think } = prompt::chat(facts, wanted, &calls)?;
+    let grammar = match calls.grammar(facts, wanted)? {
+        Some(forced) => Some(forced),
+        None => constraint::wanted(wanted.response_format.as_ref(), wanted.grammar.as_deref()),
+    };
+    let thinking = Thinking::of(facts, rendered.thinking, may_think)?;
+    let constraint = constraint::compile(facts, grammar, thinking).await?;
     let logprobs = wanted.logprobs.then(|| wanted.top_logprobs.unwrap_or(0) as usize);
     let parts = Wanted {
         prompt: rendered.tokens,
@@ -70,6 +59,7 @@ pub async fn speak(app: &App, facts: &Arc<Facts>, wanted: &ChatRequest) -> Resul
         // Markers of thoughts and calls are special tokens in some families.
         show_special: true,
         constraint,
+        stop: calls.stop(facts),
     };
     let first = sampling(&wanted.sampling, facts, logprobs);
     let mut speeches = Vec::new();

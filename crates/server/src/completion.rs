@@ -8,11 +8,12 @@ use axum::response::Response;
 use mlxcel_protocol::openai::{
     CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, PromptItem, Usage,
 };
-use mlxcel_protocol::{ApiError, Request as _, sse as wire};
+use mlxcel_protocol::{ApiError, sse as wire};
 use mlxcel_text::parse::{Delta, Parser, ParserKind, ParserOptions};
 
-use crate::app::{App, Shared, body, identifier, json, now};
-use crate::chat::{check_model, finish_reason, sum};
+use crate::app::{App, Shared, identifier, json, now};
+use crate::chat::{finish_reason, sum};
+use crate::exchange::exchange;
 use crate::facts::Facts;
 use crate::failure::{Dialect, refused};
 use crate::generate::{End, Piece, Speech, Wanted, request, sampling};
@@ -21,17 +22,11 @@ use crate::{constraint, logprobs};
 
 /// The route.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> Response {
-    match answer(&app, incoming).await {
-        Ok(response) => response,
-        Err(error) => Dialect::OpenAi.response(&error),
-    }
+    exchange(app, incoming, Dialect::OpenAi, |wanted: &CompletionRequest| wanted.model.as_deref(), answer).await
 }
 
-async fn answer(app: &Shared, incoming: Body) -> Result<Response, ApiError> {
-    let wanted = CompletionRequest::from_bytes(&body(app, incoming).await?)?;
-    let facts = app.facts()?;
-    check_model(wanted.model.as_deref(), &facts)?;
-    let lines = speak(app, &facts, &wanted).await?;
+async fn answer(app: Shared, facts: Arc<Facts>, wanted: CompletionRequest) -> Result<Response, ApiError> {
+    let lines = speak(&app, &facts, &wanted).await?;
     let talk = Talk { id: identifier("cmpl-"), created: now(), facts, logprobs: wanted.logprobs.is_some() };
     if wanted.stream {
         let usage = wanted.stream_options.is_some_and(|options| options.include_usage);
@@ -49,7 +44,7 @@ struct Line {
 /// Submits every prompt, `n` times each; lines of one prompt stand together.
 async fn speak(app: &App, facts: &Arc<Facts>, wanted: &CompletionRequest) -> Result<Vec<Vec<Line>>, ApiError> {
     let grammar = constraint::wanted(None, wanted.grammar.as_deref());
-    let constraint = constraint::compile(facts, grammar).await?;
+    let constraint = constraint::compile(facts, grammar, None).await?;
     let logprobs = wanted.logprobs.map(|n| n as usize);
     if wanted.echo && logprobs.is_some() {
         let message = "expected no echo with logprobs: log-probabilities of prompts are not computed";
@@ -74,6 +69,7 @@ async fn speak(app: &App, facts: &Arc<Facts>, wanted: &CompletionRequest) -> Res
             max_tokens: wanted.max_tokens.or(Some(16)),
             show_special: false,
             constraint: constraint.clone(),
+            stop: None,
         };
         let mut lines = Vec::new();
         for i in 0..wanted.n.unwrap_or(1) {

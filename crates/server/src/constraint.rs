@@ -26,6 +26,34 @@ pub fn wanted(format: Option<&ResponseFormat>, grammar: Option<&str>) -> Option<
     formatted.map(|grammar| ("response_format", grammar)).or(own.map(|grammar| ("grammar", grammar)))
 }
 
+/// Thoughts before the text that is constrained.
+pub struct Thinking {
+    open: bool,
+    opener: Vec<u32>,
+    closer: &'static str,
+}
+
+impl Thinking {
+    /// Those that a model may have: `open` says that the prompt begins them, `may_think` that the model may by itself.
+    ///
+    /// # Errors
+    /// 500 for a tokenizer that cannot encode the marker.
+    pub fn of(facts: &Facts, open: bool, may_think: bool) -> Result<Option<Self>, ApiError> {
+        let reasoning = facts.parser.reasoning;
+        let (Some(opener), Some(closer)) = (reasoning.opener(), reasoning.closer()) else { return Ok(None) };
+        let opener = match (open, may_think) {
+            (true, _) => Vec::new(),
+            // As templates print it.
+            (false, true) => {
+                let opener = facts.tokenizer.encode_plain(&format!("{opener}\n"));
+                opener.map_err(|e| ApiError::new(ErrorKind::Internal, e.to_string()))?
+            }
+            (false, false) => return Ok(None),
+        };
+        Ok(Some(Thinking { open, opener, closer }))
+    }
+}
+
 /// Compiles it, on a thread that may take its time.
 ///
 /// # Errors
@@ -33,10 +61,19 @@ pub fn wanted(format: Option<&ResponseFormat>, grammar: Option<&str>) -> Option<
 pub async fn compile(
     facts: &Arc<Facts>,
     wanted: Option<(&'static str, Grammar)>,
+    thinking: Option<Thinking>,
 ) -> Result<Option<Constraint>, ApiError> {
     let Some((param, grammar)) = wanted else { return Ok(None) };
     let own = Arc::clone(facts);
-    let compiled = tokio::task::spawn_blocking(move || own.grammars()?.compile(&grammar)).await;
+    let work = move || -> Result<Constraint, GrammarError> {
+        let factory = own.grammars()?;
+        let constraint = factory.compile(&grammar)?;
+        Ok(match thinking {
+            Some(Thinking { open, opener, closer }) => constraint.after(factory.thoughts(open, opener, closer)),
+            None => constraint,
+        })
+    };
+    let compiled = tokio::task::spawn_blocking(work).await;
     let compiled = compiled.map_err(|e| ApiError::new(ErrorKind::Internal, format!("compiling the grammar: {e}")))?;
     compiled.map(Some).map_err(|error| match error {
         GrammarError::Tokenizer(_) => ApiError::new(ErrorKind::Internal, error.to_string()),

@@ -21,6 +21,8 @@ pub struct Wanted {
     pub show_special: bool,
     /// What the text must be.
     pub constraint: Option<Constraint>,
+    /// A text that ends the answer besides the request's own.
+    pub stop: Option<String>,
 }
 
 /// A seed nobody chose. Below 2^53, so that JSON readers keep it.
@@ -61,7 +63,7 @@ pub fn request(wanted: &Wanted, own: &Sampling, sampling: SamplingParams, facts:
         sampling,
         max_tokens: asked.or(facts.max_tokens),
         stop_ids: own.stop_token_ids.clone(),
-        stop: own.stop.clone(),
+        stop: own.stop.iter().chain(&wanted.stop).cloned().collect(),
         ignore_eos: own.ignore_eos,
         fresh: own.cache_prompt == Some(false),
         show_special: wanted.show_special || own.skip_special_tokens == Some(false),
@@ -90,7 +92,7 @@ pub enum Piece {
 pub struct End {
     /// Whether it was cut off at the most tokens, or at the end of the context.
     pub cut: bool,
-    /// The stop string that ended it, as an index into the request's.
+    /// The stop string that ended it, as an index into the request's; one beyond them is [`Wanted::stop`].
     pub stop_string: Option<usize>,
     /// Whether the model called tools.
     pub called: bool,
@@ -104,6 +106,8 @@ pub struct End {
     pub reasoning_tokens: u64,
     /// Its rounds.
     pub rounds: Rounds,
+    /// The block width that it settled at.
+    pub block_size: usize,
     /// Seconds to the first token, and from there to the last.
     pub seconds: (f64, f64),
 }
@@ -124,6 +128,8 @@ impl End {
         let rate = |n: u64, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
         let (prompt, decode) = self.seconds;
         let computed = self.prompt_tokens - self.cached_tokens;
+        let by_depth = &self.rounds.accepted_by_depth;
+        let depths = by_depth.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
         Timings {
             cache_n: self.cached_tokens,
             prompt_n: computed,
@@ -135,6 +141,8 @@ impl End {
             draft_n: self.rounds.proposed,
             draft_n_accepted: self.rounds.accepted,
             draft_rounds: self.rounds.rounds,
+            draft_accepted_by_depth: by_depth[..depths].to_vec(),
+            draft_block_size: (self.rounds.rounds > 0).then_some(self.block_size as u32),
         }
     }
 }
@@ -232,6 +240,7 @@ impl Speech {
             completion_tokens,
             reasoning_tokens: self.reasoning_tokens.min(completion_tokens),
             rounds: end.rounds,
+            block_size: end.block_size,
             seconds: (end.timings.prefill, end.timings.decode),
         })));
         Ok(())

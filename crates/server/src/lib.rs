@@ -5,9 +5,11 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod calls;
 mod chat;
 mod completion;
 mod constraint;
+mod exchange;
 mod facts;
 mod failure;
 mod generate;

@@ -9,12 +9,14 @@ use mlxcel_protocol::anthropic::{
     AnswerBlock, BlockDelta, CountTokensRequest, MessageAnswer, MessageDelta, MessagesRequest, StopReason, StreamEvent,
     TokenCount, Usage,
 };
-use mlxcel_protocol::{ApiError, ErrorKind, Request as _, sse as wire};
+use mlxcel_protocol::{ApiError, ErrorKind, sse as wire};
 use mlxcel_text::parse::Delta;
 use serde_json::{Map, Value};
 
-use crate::app::{Shared, body, identifier, json};
-use crate::chat::{Heard, check_model, finish_reason, speak};
+use crate::app::{Shared, identifier, json};
+use crate::calls::Calls;
+use crate::chat::{Heard, finish_reason, speak};
+use crate::exchange::exchange;
 use crate::facts::Facts;
 use crate::failure::Dialect;
 use crate::generate::{End, Piece, Speech};
@@ -23,15 +25,12 @@ use crate::sse::{Events, Gone, stream};
 
 /// `POST /v1/messages`.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> Response {
-    answer(&app, incoming).await.unwrap_or_else(|error| Dialect::Anthropic.response(&error))
+    exchange(app, incoming, Dialect::Anthropic, |wanted: &MessagesRequest| wanted.prompt.model.as_deref(), answer).await
 }
 
-async fn answer(app: &Shared, incoming: Body) -> Result<Response, ApiError> {
-    let wanted = MessagesRequest::from_bytes(&body(app, incoming).await?)?;
-    let facts = app.facts()?;
-    check_model(wanted.prompt.model.as_deref(), &facts)?;
+async fn answer(app: Shared, facts: Arc<Facts>, wanted: MessagesRequest) -> Result<Response, ApiError> {
     wanted.prompt.require_text()?;
-    let Some(speech) = speak(app, &facts, &wanted.to_chat()).await?.pop() else {
+    let Some(speech) = speak(&app, &facts, &wanted.to_chat()).await?.pop() else {
         return Err(ApiError::new(ErrorKind::Internal, "no answer was asked for"));
     };
     let talk = Talk { id: identifier("msg_"), facts, stops: wanted.sampling.stop.clone() };
@@ -43,15 +42,14 @@ async fn answer(app: &Shared, incoming: Body) -> Result<Response, ApiError> {
 
 /// `POST /v1/messages/count_tokens`.
 pub async fn count(State(app): State<Shared>, incoming: Body) -> Response {
-    let counted = async {
-        let wanted = CountTokensRequest::from_bytes(&body(&app, incoming).await?)?;
-        let facts = app.facts()?;
-        check_model(wanted.model.as_deref(), &facts)?;
-        wanted.require_text()?;
-        let (rendered, _) = prompt::chat(&facts, &wanted.to_chat())?;
-        Ok(json(&TokenCount { input_tokens: rendered.tokens.len() as u64 }))
-    };
-    counted.await.unwrap_or_else(|error: ApiError| Dialect::Anthropic.response(&error))
+    exchange(app, incoming, Dialect::Anthropic, |wanted: &CountTokensRequest| wanted.model.as_deref(), counted).await
+}
+
+async fn counted(_: Shared, facts: Arc<Facts>, wanted: CountTokensRequest) -> Result<Response, ApiError> {
+    wanted.require_text()?;
+    let chat = wanted.to_chat();
+    let tokens = prompt::chat(&facts, &chat, &Calls::of(&chat))?.rendered.tokens;
+    Ok(json(&TokenCount { input_tokens: tokens.len() as u64 }))
 }
 
 /// One exchange.

@@ -53,7 +53,7 @@ pub async fn models(State(app): State<Shared>) -> Response {
 /// `GET /v1/models/{id}`; names may hold slashes.
 pub async fn model(State(app): State<Shared>, Path(id): Path<String>) -> Response {
     respond(app.facts().and_then(|facts| {
-        crate::chat::check_model(Some(&id), &facts)?;
+        crate::exchange::check_model(Some(&id), &facts)?;
         Ok(as_model(&facts, &id))
     }))
 }
@@ -107,8 +107,9 @@ async fn rendered(app: &App, incoming: Body) -> Result<ApplyTemplateAnswer, ApiE
     let wanted = ApplyTemplateRequest::from_bytes(&body(app, incoming).await?)?;
     let facts = app.facts()?;
     wanted.require_text()?;
-    let (messages, tools) = (&wanted.messages, &wanted.tools);
-    let rendered = prompt::render(&facts, messages, tools, &wanted.chat_template_kwargs, wanted.add_generation_prompt)?;
+    let (messages, tools) = (&wanted.messages, wanted.tools.iter().collect::<Vec<_>>());
+    let rendered =
+        prompt::render(&facts, messages, &tools, &wanted.chat_template_kwargs, wanted.add_generation_prompt)?;
     Ok(ApplyTemplateAnswer { prompt: rendered.text })
 }
 
@@ -144,7 +145,7 @@ fn speculation(facts: &Facts) -> SpeculationProps {
         }
         .into(),
         inexact_allowed: own.enabled && !own.exact,
-        off_because: if own.enabled { None } else { own.why.clone() },
+        why: own.why.clone(),
     }
 }
 

@@ -1,11 +1,12 @@
 //! From a conversation to the tokens of a prompt.
 
 use mlxcel_protocol::ApiError;
-use mlxcel_protocol::openai::{ChatRequest, Message, ReasoningEffort, Role, Tool, ToolChoice};
+use mlxcel_protocol::openai::{ChatRequest, Content, Message, ReasoningEffort, Role, Tool};
 use mlxcel_text::RenderRequest;
-use mlxcel_text::parse::{Parser, ParserOptions};
+use mlxcel_text::parse::{Parser, ParserOptions, ReasoningFormat};
 use serde_json::{Map, Value, json};
 
+use crate::calls::Calls;
 use crate::facts::Facts;
 
 /// A conversation, rendered.
@@ -55,10 +56,20 @@ fn for_template(message: &Message) -> Value {
 pub fn render(
     facts: &Facts,
     messages: &[Message],
-    tools: &[Tool],
+    tools: &[&Tool],
     extra: &Map<String, Value>,
     open: bool,
 ) -> Result<Rendered, ApiError> {
+    encoded(facts, text(facts, messages, tools, extra, open)?)
+}
+
+fn text(
+    facts: &Facts,
+    messages: &[Message],
+    tools: &[&Tool],
+    extra: &Map<String, Value>,
+    open: bool,
+) -> Result<String, ApiError> {
     let Some(template) = &facts.template else {
         let message =
             "the model has no chat template; use /v1/completions, or start the server with --chat-template-file";
@@ -72,33 +83,82 @@ pub fn render(
         add_generation_prompt: open,
         extra: extra.clone(),
     };
-    let text = template.render(&request).map_err(|e| ApiError::parameter("messages", e))?;
+    template.render(&request).map_err(|e| ApiError::parameter("messages", e))
+}
+
+fn encoded(facts: &Facts, text: String) -> Result<Rendered, ApiError> {
     let tokens = facts.tokenizer.encode_templated(&text).map_err(|e| ApiError::parameter("messages", e))?;
     let thinking = facts.parser.thinking_open(&text);
     Ok(Rendered { text, tokens, thinking })
 }
 
+/// Stands behind a text that is to be continued, so that its end is found in the rendered conversation.
+const END: &str = "\u{fdd0}end\u{fdd1}";
+
+/// Renders a conversation up to the end of its last message, which is the assistant's and is to be continued.
+///
+/// # Errors
+/// As [`render`]; a message that cannot be continued.
+pub fn render_unfinished(
+    facts: &Facts,
+    messages: &[Message],
+    tools: &[&Tool],
+    extra: &Map<String, Value>,
+) -> Result<Rendered, ApiError> {
+    let last = messages.len().saturating_sub(1);
+    let refuse = |field: &str, message: &str| ApiError::parameter(format!("messages[{last}]{field}"), message);
+    if last > 0 && messages[last - 1].role == Role::Assistant {
+        return Err(refuse(".role", "expected at most one message of the assistant at the end, found two"));
+    }
+    if !messages[last].tool_calls.is_empty() {
+        return Err(refuse(".tool_calls", "expected the results of these calls behind them, found the end"));
+    }
+    if extra.get("enable_thinking") == Some(&Value::Bool(true)) {
+        let message = "expected the user's message last where thinking is on, found the assistant's: an answer that has begun has no \
+                       thoughts before it; turn thinking off to have it continued";
+        return Err(refuse(".role", message).with_code("conflicting_parameters"));
+    }
+    let mut messages = messages.to_vec();
+    let said = messages[last].content.as_ref().map(|content| content.text("\n")).unwrap_or_default();
+    messages[last].content = Some(Content::Text(said + END));
+    let mut text = text(facts, &messages, tools, extra, false)?;
+    let Some(end) = text.rfind(END) else {
+        return Err(refuse(
+            ".content",
+            "expected a chat template that prints the assistant's text, found one that does not",
+        ));
+    };
+    text.truncate(end);
+    encoded(facts, text)
+}
+
+/// What a chat request comes to.
+pub struct Prompt {
+    /// The conversation.
+    pub rendered: Rendered,
+    /// The parser of its answers.
+    pub parser: Parser,
+    /// Whether the model may begin thoughts by itself.
+    pub may_think: bool,
+}
+
 /// The prompt of a chat request, and the parser of its answers.
 ///
 /// # Errors
-/// As [`render`]; what this version does not do.
-pub fn chat(facts: &Facts, request: &ChatRequest) -> Result<(Rendered, Parser), ApiError> {
+/// As [`render`] and [`render_unfinished`].
+pub fn chat(facts: &Facts, request: &ChatRequest, calls: &Calls<'_>) -> Result<Prompt, ApiError> {
     request.require_text()?;
-    let tools: &[Tool] = match request.tool_choice {
-        // What must not be called need not be offered.
-        Some(ToolChoice::None) => &[],
-        Some(ToolChoice::Required | ToolChoice::Function(_)) => {
-            let message = "expected auto or none: this version cannot force a call";
-            return Err(ApiError::parameter("tool_choice", message).with_code("unsupported_parameter"));
-        }
-        Some(ToolChoice::Auto) | None => &request.tools,
-    };
+    let tools = &calls.offered;
     let mut extra = request.chat_template_kwargs.clone();
     if let Some(effort) = request.reasoning_effort {
         extra.entry("enable_thinking").or_insert(json!(effort != ReasoningEffort::None));
         extra.entry("reasoning_effort").or_insert(json!(effort.name()));
     }
-    let rendered = render(facts, &request.messages, tools, &extra, true)?;
+    let unfinished = request.messages.last().is_some_and(|message| message.role == Role::Assistant);
+    let rendered = match unfinished {
+        true => render_unfinished(facts, &request.messages, tools, &extra)?,
+        false => render(facts, &request.messages, tools, &extra, true)?,
+    };
     let offered: Vec<Value> = tools.iter().map(|tool| json!(tool)).collect();
     let options = ParserOptions {
         tools: &offered,
@@ -108,5 +168,18 @@ pub fn chat(facts: &Facts, request: &ChatRequest) -> Result<(Rendered, Parser), 
         ..ParserOptions::default()
     };
     let parser = Parser::new(facts.parser, options);
-    Ok((rendered, parser))
+    let may_think = !unfinished && may_think(facts, &rendered, extra.get("enable_thinking"));
+    Ok(Prompt { rendered, parser, may_think })
+}
+
+/// Whether a model may begin thoughts by itself: where that is its habit, unless the request or the prompt says otherwise.
+fn may_think(facts: &Facts, rendered: &Rendered, enabled: Option<&Value>) -> bool {
+    let over = facts.parser.reasoning.closer().is_some_and(|closer| rendered.text.trim_end().ends_with(closer));
+    let asked = enabled.and_then(Value::as_bool);
+    match facts.parser.reasoning {
+        ReasoningFormat::None => false,
+        ReasoningFormat::Think => !over && asked != Some(false),
+        // Gemma thinks when it is told to.
+        ReasoningFormat::Channel => !over && asked == Some(true),
+    }
 }

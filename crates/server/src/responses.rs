@@ -2,14 +2,17 @@
 
 mod writer;
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response as HttpResponse;
 use mlxcel_protocol::openai::responses::{Event, Response, ResponseError, ResponseEvent, ResponsesRequest, Status};
-use mlxcel_protocol::{ApiError, ErrorKind, Request as _, sse as wire};
+use mlxcel_protocol::{ApiError, ErrorKind, sse as wire};
 
-use crate::app::{Shared, body, identifier, json, now};
-use crate::chat::{check_model, speak};
+use crate::app::{Shared, identifier, json, now};
+use crate::chat::speak;
+use crate::exchange::exchange;
 use crate::facts::Facts;
 use crate::failure::Dialect;
 use crate::generate::{Piece, Speech};
@@ -19,16 +22,13 @@ use writer::Writer;
 
 /// The route.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> HttpResponse {
-    answer(&app, incoming).await.unwrap_or_else(|error| Dialect::OpenAi.response(&error))
+    exchange(app, incoming, Dialect::OpenAi, |wanted: &ResponsesRequest| wanted.model.as_deref(), answer).await
 }
 
-async fn answer(app: &Shared, incoming: Body) -> Result<HttpResponse, ApiError> {
-    let wanted = ResponsesRequest::from_bytes(&body(app, incoming).await?)?;
-    let facts = app.facts()?;
-    check_model(wanted.model.as_deref(), &facts)?;
+async fn answer(app: Shared, facts: Arc<Facts>, wanted: ResponsesRequest) -> Result<HttpResponse, ApiError> {
     wanted.require_text()?;
     let chat = wanted.to_chat();
-    let Some(speech) = speak(app, &facts, &chat).await.map_err(in_this_dialect)?.pop() else {
+    let Some(speech) = speak(&app, &facts, &chat).await.map_err(in_this_dialect)?.pop() else {
         return Err(ApiError::new(ErrorKind::Internal, "no answer was asked for"));
     };
     let writer = Writer::new(begin(&wanted, &facts));
@@ -73,7 +73,7 @@ fn in_this_dialect(error: ApiError) -> ApiError {
 /// One exchange.
 struct Talk {
     writer: Writer,
-    facts: std::sync::Arc<Facts>,
+    facts: Arc<Facts>,
 }
 
 impl Talk {

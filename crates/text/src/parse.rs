@@ -35,6 +35,7 @@
 //! a whole call; a missing closing marker behind a whole call.
 
 mod call;
+mod forced;
 mod formats;
 mod function;
 mod gemma;
@@ -46,6 +47,7 @@ mod values;
 
 use std::collections::BTreeMap;
 
+pub use forced::{CallGrammar, CallStyle, Callee, call_grammar};
 pub use formats::{ParserKind, ReasoningFormat, ToolFormat};
 pub use parser::{Parser, ParserOptions};
 

@@ -205,8 +205,9 @@ fn load(args: &ServeArgs, environment: &Environment) -> Result<Ready<Facts>> {
         size: Size {
             vocab: info.vocab_size,
             context: info.context_length,
+            hidden: info.hidden_size,
+            parameters: info.parameters(),
             bytes: opened.checkpoint.total_bytes(),
-            ..Size::default()
         },
         speculation,
         tokenizer,

@@ -1,10 +1,11 @@
 //! Compiles grammars for a tokenizer.
 
+use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, panic_utils};
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::guide::{Next, plain};
 use super::lead::Lead;
+use super::thoughts::{Marker, Thoughts};
 use super::{Compiled, Constraint, Grammar, GrammarError, gbnf, limits, schema};
 
 /// Name of the token by which a matcher allows an end. It stands for no token of the model, whose stop tokens are the request's
@@ -27,6 +29,8 @@ pub struct GrammarFactory {
     tokenizer: Arc<Tokenizer>,
     parsers: Arc<ParserFactory>,
     lead: Arc<Lead>,
+    /// By their text.
+    markers: Mutex<HashMap<String, Arc<Marker>>>,
 }
 
 impl GrammarFactory {
@@ -49,7 +53,8 @@ impl GrammarFactory {
             Ok(parsers)
         }));
         let parsers = parsers.map_err(|e| GrammarError::Tokenizer(plain(&e.to_string())))?;
-        Ok(GrammarFactory { tokenizer: Arc::clone(tokenizer), parsers: Arc::new(parsers), lead })
+        let (tokenizer, parsers, markers) = (Arc::clone(tokenizer), Arc::new(parsers), Mutex::default());
+        Ok(GrammarFactory { tokenizer, parsers, lead, markers })
     }
 
     /// Compiles a grammar, within limits of size and time.
@@ -60,14 +65,23 @@ impl GrammarFactory {
         let what = grammar.name();
         let (start, first) =
             run(what, Arc::clone(&self.parsers), source(grammar)?, self.tokenizer.vocab_size() as u32)?;
-        Ok(Constraint(Arc::new(Compiled {
+        let compiled = Arc::new(Compiled {
             grammar: grammar.clone(),
             tokenizer: Arc::clone(&self.tokenizer),
             lead: Arc::clone(&self.lead),
             start: Mutex::new(start),
             first,
             fault: None,
-        })))
+        });
+        Ok(Constraint(compiled, None))
+    }
+
+    /// Thoughts that the text `marker` ends. `open` says that the prompt ends within them; if not, an answer may begin them with the
+    /// tokens of `opener`, if there are any.
+    pub fn thoughts(&self, open: bool, opener: Vec<u32>, marker: &str) -> Thoughts {
+        let mut known = self.markers.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Marker::new(marker, &self.tokenizer));
+        Thoughts::new(open, opener, Arc::clone(known.entry(marker.into()).or_insert_with(new)))
     }
 }
 
@@ -114,17 +128,40 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
             limits::check_text(what, text, false)?;
             Ok(TopLevelGrammar::from_regex(text))
         }
+        Grammar::Calls { lark, schemas } => {
+            limits::check_calls(what, lark)?;
+            let part = |i, schema| {
+                schema::check(schema)?;
+                Ok(GrammarWithLexer {
+                    name: Some(format!("json{i}")),
+                    ..GrammarWithLexer::from_json_schema(spaced(schema, true))
+                })
+            };
+            let mut top = TopLevelGrammar::from_lark(lark.clone());
+            for (i, schema) in schemas.iter().enumerate() {
+                top.grammars.push(part(i, schema)?);
+            }
+            Ok(top)
+        }
     }
 }
 
 fn json_schema(schema: &Value) -> TopLevelGrammar {
+    TopLevelGrammar::from_json_schema(spaced(schema, false))
+}
+
+/// A schema with what the compiler is to know beside; a lenient one passes over keywords that it cannot enforce.
+fn spaced(schema: &Value, lenient: bool) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         Value::Bool(false) => json!({ "not": {} }),
         schema => schema.clone(),
     };
-    schema["x-guidance"] = json!({ "whitespace_pattern": WHITESPACE });
-    TopLevelGrammar::from_json_schema(schema)
+    schema["x-guidance"] = match lenient {
+        true => json!({ "whitespace_pattern": WHITESPACE, "lenient": true }),
+        false => json!({ "whitespace_pattern": WHITESPACE }),
+    };
+    schema
 }
 
 /// Compiles on a thread with a stack of its own; one that takes too long is left to come to its end, which the limits of size bound.

@@ -3,6 +3,7 @@
 use llguidance::Matcher;
 use mlxcel_model::drafters::Candidate;
 
+use super::walk::{Step, Walk};
 use super::{Constraint, Fault};
 use crate::sample::TokenSet;
 
@@ -53,12 +54,8 @@ pub(super) fn plain(message: &str) -> String {
 
 /// A request's way through its grammar. It moves with the tokens that are chosen, and with nothing else.
 pub struct Guide {
-    constraint: Constraint,
-    matcher: Matcher,
-    stops: Vec<u32>,
+    walk: Walk,
     state: State,
-    /// Tokens that moved it.
-    moved: usize,
     draft: Option<Box<DraftGuide>>,
     rebuilds: usize,
 }
@@ -71,15 +68,26 @@ enum State {
     Failed(String),
 }
 
+impl State {
+    fn of(walk: &mut Walk) -> State {
+        match walk.next() {
+            Ok(Some(allowed)) => State::Open(allowed),
+            Ok(None) => State::Complete,
+            Err(why) => State::Failed(why),
+        }
+    }
+}
+
 impl Guide {
     /// At the start of an answer that the tokens of `stops` end.
     pub fn new(constraint: Constraint, stops: impl IntoIterator<Item = u32>) -> Self {
-        let matcher = constraint.matcher();
-        let stops: Vec<u32> = stops.into_iter().collect();
-        let mut first = constraint.0.first.clone();
-        constraint.0.lead.first(&mut first.allowed);
-        let state = open(first, &stops);
-        Guide { constraint, matcher, stops, state, moved: 0, draft: None, rebuilds: 0 }
+        let mut walk = Walk::new(constraint, stops.into_iter().collect());
+        let state = State::of(&mut walk);
+        Guide { walk, state, draft: None, rebuilds: 0 }
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.walk.constraint().0.fault == Some(fault)
     }
 
     /// The tokens to choose from; `None` = any.
@@ -88,7 +96,7 @@ impl Guide {
     /// What the grammar engine said when the last token moved it.
     pub fn allowed(&self) -> Result<Option<&TokenSet>, String> {
         match &self.state {
-            _ if self.constraint.0.fault == Some(Fault::NotApplied) => Ok(None),
+            _ if self.has(Fault::NotApplied) => Ok(None),
             State::Open(set) => Ok(Some(set)),
             State::Complete => Err("the grammar allows nothing more".into()),
             State::Failed(why) => Err(why.clone()),
@@ -102,24 +110,18 @@ impl Guide {
 
     /// Moves on by a chosen token that does not end the answer. What goes wrong is said when the next token is to be chosen.
     pub fn advance(&mut self, token: u32) {
-        if self.constraint.0.fault == Some(Fault::NotApplied) {
+        if self.has(Fault::NotApplied) {
             return;
         }
-        let own = if self.moved == 0 { self.constraint.0.lead.stand_in(token) } else { token };
-        self.moved += 1;
-        self.state = match self.matcher.consume_token(own).map_err(|e| plain(&e.to_string())) {
-            Ok(()) => match Next::ask(&mut self.matcher, self.constraint.end()) {
-                Ok(Some(next)) => open(next, &self.stops),
-                Ok(None) => State::Complete,
-                Err(why) => State::Failed(why),
-            },
+        self.state = match self.walk.push(token) {
+            Ok(()) => State::of(&mut self.walk),
             Err(why) => State::Failed(why),
         };
     }
 
     /// The guide for drafts after `answer`, the tokens chosen so far; `None` where there is none, and drafts go unguided.
     pub fn start_drafting(&mut self, answer: &[u32]) -> Option<Box<DraftGuide>> {
-        if self.constraint.0.fault == Some(Fault::UnguidedDrafts) {
+        if self.has(Fault::UnguidedDrafts) {
             return None;
         }
         if let Some(mut draft) = self.draft.take()
@@ -132,10 +134,9 @@ impl Guide {
         }
         self.rebuilds += 1;
         Some(Box::new(DraftGuide {
-            constraint: self.constraint.clone(),
-            matcher: self.matcher.deep_clone(),
-            stops: self.stops.clone(),
+            walk: self.walk.fork(),
             fed: answer.to_vec(),
+            steps: Vec::new(),
             answer: answer.len(),
             failed: false,
         }))
@@ -143,30 +144,21 @@ impl Guide {
 
     /// Takes the guide for drafts back.
     pub fn end_drafting(&mut self, draft: Option<Box<DraftGuide>>) {
-        if let (Some(Fault::MovedByDrafts), Some(draft)) = (self.constraint.0.fault, &draft) {
+        if let (true, Some(draft)) = (self.has(Fault::MovedByDrafts), &draft) {
             draft.fed[draft.answer..].iter().for_each(|token| self.advance(*token));
         }
         self.draft = draft;
     }
 }
 
-/// The stop tokens are allowed where the text may end.
-fn open(next: Next, stops: &[u32]) -> State {
-    let Next { mut allowed, may_end } = next;
-    if may_end {
-        stops.iter().for_each(|token| allowed.insert(*token));
-    }
-    State::Open(allowed)
-}
-
 /// A guide for drafts: it runs ahead with them and is taken back.
 pub struct DraftGuide {
-    constraint: Constraint,
-    matcher: Matcher,
-    stops: Vec<u32>,
+    walk: Walk,
     /// Tokens that moved it: the answer's, then drafts.
     fed: Vec<u32>,
-    /// How many of them are the answer's.
+    /// Where it stood before each of the last of them; it cannot go back further.
+    steps: Vec<Step>,
+    /// How many of `fed` are the answer's.
     answer: usize,
     failed: bool,
 }
@@ -176,9 +168,11 @@ impl DraftGuide {
     fn follow(&mut self, answer: &[u32]) -> Option<()> {
         let same = self.fed.iter().zip(answer).take_while(|(a, b)| a == b).count();
         let back = self.fed.len() - same;
-        if self.failed || (back > 0 && self.matcher.rollback(back).is_err()) {
+        if self.failed || back > self.steps.len() {
             return None;
         }
+        let undone = self.steps.split_off(self.steps.len() - back);
+        self.walk.undo(&undone).ok()?;
         self.fed.truncate(same);
         answer[same..].iter().for_each(|token| self.push(*token));
         self.answer = answer.len();
@@ -187,8 +181,8 @@ impl DraftGuide {
 
     /// Moves on by a draft.
     pub fn push(&mut self, token: u32) {
-        let own = if self.fed.is_empty() { self.constraint.0.lead.stand_in(token) } else { token };
-        self.failed |= self.matcher.consume_token(own).is_err();
+        self.steps.push(self.walk.step());
+        self.failed |= self.walk.push(token).is_err();
         self.fed.push(token);
     }
 
@@ -197,19 +191,14 @@ impl DraftGuide {
         if self.failed {
             return Vec::new();
         }
-        let next = match Next::ask(&mut self.matcher, self.constraint.end()) {
-            Ok(Some(next)) => next,
+        let allowed = match self.walk.next() {
+            Ok(Some(allowed)) => allowed,
             Ok(None) => return Vec::new(),
             Err(_) => {
                 self.failed = true;
                 return Vec::new();
             }
         };
-        let Next { mut allowed, may_end } = next;
-        if self.fed.is_empty() {
-            self.constraint.0.lead.first(&mut allowed);
-        }
-        let State::Open(allowed) = open(Next { allowed, may_end }, &self.stops) else { return Vec::new() };
         let kept: Vec<Candidate> = candidates.iter().copied().filter(|c| allowed.contains(c.token)).collect();
         if kept.is_empty() && allowed.len() == 1 {
             return allowed.iter().map(|token| Candidate { token, logit: 0.0 }).collect();

@@ -9,6 +9,9 @@ use super::GrammarError;
 /// Bytes of a grammar or regular expression.
 pub(super) const TEXT: usize = 64 << 10;
 
+/// Bytes of a grammar that was made of schemas.
+pub(super) const CALLS: usize = 512 << 10;
+
 /// Brackets within brackets of a grammar.
 pub(super) const NESTING: usize = 128;
 
@@ -53,6 +56,14 @@ pub(super) fn check_text(what: &'static str, text: &str, nests: bool) -> Result<
         return Err(GrammarError::Size { what, unit: "brackets within brackets", most: NESTING, found });
     }
     Ok(())
+}
+
+/// Size of a grammar that was made of schemas, whose own limits do not bound it.
+pub(super) fn check_calls(what: &'static str, lark: &str) -> Result<(), GrammarError> {
+    match lark.len() > CALLS {
+        true => Err(GrammarError::Size { what, unit: "bytes of grammar", most: CALLS, found: lark.len().to_string() }),
+        false => Ok(()),
+    }
 }
 
 /// Deepest nesting of brackets outside strings, regular expressions and comments; never less than the parser's.

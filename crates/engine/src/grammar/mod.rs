@@ -13,6 +13,9 @@
 //! How an answer ends: where the text may end, the request's stop tokens are allowed as well; once nothing but the end may follow, the answer
 //! ends by itself ([`FinishReason::Grammar`](crate::FinishReason::Grammar)), whether or not the request has stop tokens. With `ignore_eos` it therefore goes
 //! on for as long as the grammar lets it. `max_tokens` and stop strings cut as ever.
+//!
+//! Thoughts come before the text that a grammar is about ([`Constraint::after`]): up to the marker that ends them any token may be
+//! chosen but those that end the answer, and the grammar begins behind the marker. Nothing is compiled for that: the guide waits.
 
 mod factory;
 mod gbnf;
@@ -22,6 +25,8 @@ mod limits;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod thoughts;
+mod walk;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,6 +39,7 @@ use crate::sample::TokenSet;
 use lead::Lead;
 
 pub use factory::GrammarFactory;
+pub use thoughts::Thoughts;
 
 /// What the text of an answer must be.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +55,14 @@ pub enum Grammar {
     Gbnf(String),
     /// A regular expression that the whole answer matches, in the syntax of the regex crate without look-around.
     Regex(String),
+    /// Calls of functions: a Lark grammar that this program wrote, and schemas to which it refers as `@json0`, `@json1` and so on. Of
+    /// the schemas, keywords that cannot be enforced are passed over.
+    Calls {
+        /// The grammar.
+        lark: String,
+        /// The schemas.
+        schemas: Vec<Value>,
+    },
 }
 
 impl Grammar {
@@ -59,6 +73,7 @@ impl Grammar {
             Grammar::JsonSchema(_) => "json_schema",
             Grammar::Lark(_) | Grammar::Gbnf(_) => "grammar",
             Grammar::Regex(_) => "regex",
+            Grammar::Calls { .. } => "forced calls",
         }
     }
 }
@@ -125,7 +140,7 @@ pub enum GrammarError {
 
 /// A compiled grammar, for requests to the engine whose tokenizer it was compiled for. A clone is the same one.
 #[derive(Clone)]
-pub struct Constraint(Arc<Compiled>);
+pub struct Constraint(Arc<Compiled>, Option<Thoughts>);
 
 struct Compiled {
     grammar: Grammar,
@@ -154,12 +169,18 @@ impl Constraint {
         &self.0.grammar
     }
 
+    /// The same behind thoughts.
+    #[must_use]
+    pub fn after(&self, thoughts: Thoughts) -> Self {
+        Constraint(Arc::clone(&self.0), Some(thoughts.before(&self.0.first.allowed)))
+    }
+
     /// Whether it was compiled for this very tokenizer.
     pub fn is_for(&self, tokenizer: &Arc<Tokenizer>) -> bool {
         Arc::ptr_eq(&self.0.tokenizer, tokenizer)
     }
 
-    /// Tokens that may begin an answer, stop tokens apart.
+    /// Tokens that may begin the text, stop tokens apart.
     pub fn first(&self) -> &TokenSet {
         &self.0.first.allowed
     }
@@ -181,14 +202,15 @@ impl Constraint {
     #[must_use]
     pub fn with_fault(&self, fault: Fault) -> Self {
         let compiled = &*self.0;
-        Constraint(Arc::new(Compiled {
+        let compiled = Arc::new(Compiled {
             grammar: compiled.grammar.clone(),
             tokenizer: Arc::clone(&compiled.tokenizer),
             lead: Arc::clone(&compiled.lead),
             start: Mutex::new(self.matcher()),
             first: compiled.first.clone(),
             fault: Some(fault),
-        }))
+        });
+        Constraint(compiled, self.1.clone())
     }
 
     /// A matcher at the start of an answer that shares nothing with any other.
@@ -199,6 +221,6 @@ impl Constraint {
 
 impl fmt::Debug for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Constraint").field(&self.0.grammar).finish()
+        f.debug_tuple("Constraint").field(&self.0.grammar).field(&self.1).finish()
     }
 }

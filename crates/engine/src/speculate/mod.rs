@@ -84,6 +84,8 @@ pub struct Rounds {
     pub emitted: u64,
     /// Steps without a draft.
     pub plain_steps: u64,
+    /// Rounds whose draft at a depth was accepted; the first depth is 1.
+    pub accepted_by_depth: [u64; MAX_BLOCK - 1],
 }
 
 impl Rounds {
@@ -97,6 +99,7 @@ impl Rounds {
         self.proposed += proposed as u64;
         self.accepted += accepted as u64;
         self.emitted += emitted as u64;
+        self.accepted_by_depth.iter_mut().take(accepted).for_each(|count| *count += 1);
     }
 
     /// accepted / proposed; `None` before the first draft.

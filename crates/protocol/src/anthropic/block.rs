@@ -81,6 +81,17 @@ pub enum ImageSource {
 }
 
 impl Blocks {
+    /// The text at its end; `None` for another block there.
+    pub(crate) fn last_text(&self) -> Option<&str> {
+        match self {
+            Blocks::Text(text) => Some(text),
+            Blocks::List(blocks) => match blocks.last()? {
+                Block::Text { text } => Some(text),
+                _ => None,
+            },
+        }
+    }
+
     /// Path of the first image below `path`.
     pub(crate) fn first_image(&self, path: &str) -> Option<String> {
         let Blocks::List(blocks) = self else { return None };

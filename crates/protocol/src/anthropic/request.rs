@@ -213,6 +213,13 @@ impl CountTokensRequest {
             chat_template_kwargs: object.optional("chat_template_kwargs")?.unwrap_or_default(),
         };
         check_choice(object, &prompt.chat_tools(), prompt.chat_choice().as_ref())?;
+        if let Some(InputMessage { role: Speaker::Assistant, content }) = prompt.messages.last()
+            && content.last_text().is_some_and(|text| text.ends_with(char::is_whitespace))
+        {
+            let last = prompt.messages.len() - 1;
+            let message = "expected text that does not end with white space in a last message that is to be continued, found such an end";
+            return Err(ApiError::parameter(format!("messages[{last}].content"), message));
+        }
         Ok(prompt)
     }
 
@@ -315,11 +322,6 @@ impl Decode for MessagesRequest {
         {
             let message = format!("expected less than the max_tokens of {}, found {budget_tokens}", request.max_tokens);
             return Err(ApiError::parameter("thinking.budget_tokens", message).with_code("conflicting_parameters"));
-        }
-        if let Some(InputMessage { role: Speaker::Assistant, .. }) = request.prompt.messages.last() {
-            let last = request.prompt.messages.len() - 1;
-            let message = "expected the user's message last, found the assistant's; answers are not continued";
-            return Err(ApiError::parameter(format!("messages[{last}].role"), message).with_code("unsupported_content"));
         }
         object.finish(&[parameters::COMMON, parameters::MESSAGES])?;
         Ok(request)

@@ -48,6 +48,13 @@ pub enum ToolChoice {
     Required,
     /// This one.
     Function(String),
+    /// Of these, as the model likes or at least one.
+    Allowed {
+        /// Whether one must be called.
+        required: bool,
+        /// Their names.
+        names: Vec<String>,
+    },
 }
 
 impl Serialize for ToolChoice {
@@ -62,8 +69,21 @@ impl Serialize for ToolChoice {
                 map.serialize_entry("function", &json!({ "name": name }))?;
                 map.end()
             }
+            ToolChoice::Allowed { required, names } => {
+                let tool = |name: &String| json!({ "type": "function", "function": { "name": name } });
+                let tools: Vec<Value> = names.iter().map(tool).collect();
+                let mut map = serializer.serialize_map(Some(2))?;
+                map.serialize_entry("type", "allowed_tools")?;
+                map.serialize_entry("allowed_tools", &json!({ "mode": allowed_mode(*required), "tools": tools }))?;
+                map.end()
+            }
         }
     }
+}
+
+/// The word for whether allowed tools must be called.
+pub(crate) fn allowed_mode(required: bool) -> &'static str {
+    if required { "required" } else { "auto" }
 }
 
 impl Tool {
@@ -116,20 +136,44 @@ impl Decode for ToolChoice {
             });
         }
         let mut object = node.object("\"auto\", \"none\", \"required\" or an object that names a function")?;
-        object.need("type", "\"function\"")?.word(&[("function", ())])?;
-        let name = match object.take("function") {
-            Some(node) => {
-                let mut inner = node.object("an object with a name")?;
-                let name = inner.need("name", "the name of a tool")?.text()?;
+        let kinds = [("function", false), ("allowed_tools", true)];
+        let choice = match object.need("type", "\"function\"")?.word(&kinds)? {
+            false => ToolChoice::Function(function_name(&mut object)?),
+            // The Responses dialect has mode and tools beside the type.
+            true if object.has("mode") || object.has("tools") => allowed(&mut object)?,
+            true => {
+                let expected = "an object with mode and tools";
+                let mut inner = object.need("allowed_tools", expected)?.object(expected)?;
+                let choice = allowed(&mut inner)?;
                 inner.finish(&[])?;
-                name
+                choice
             }
-            // The Responses dialect has the name beside the type.
-            None => object.need("name", "the name of a tool")?.text()?,
         };
         object.finish(&[])?;
-        Ok(ToolChoice::Function(name))
+        Ok(choice)
     }
+}
+
+/// Takes the name of a function, from `function` or, as the Responses dialect has it, beside the type.
+fn function_name(object: &mut Object<'_>) -> Result<String> {
+    let Some(node) = object.take("function") else { return object.need("name", "the name of a tool")?.text() };
+    let mut inner = node.object("an object with a name")?;
+    let name = inner.need("name", "the name of a tool")?.text()?;
+    inner.finish(&[])?;
+    Ok(name)
+}
+
+/// Takes `mode` and `tools` of allowed tools.
+fn allowed(object: &mut Object<'_>) -> Result<ToolChoice> {
+    let required = object.need("mode", "\"auto\" or \"required\"")?.word(&[("auto", false), ("required", true)])?;
+    let names = object.need("tools", "an array of at least one tool")?.list(&limits::ALLOWED_TOOLS, |node| {
+        let mut tool = node.object("a tool (an object with type and name)")?;
+        tool.need("type", "\"function\"")?.word(&[("function", ())])?;
+        let name = function_name(&mut tool)?;
+        tool.finish(&[])?;
+        Ok(name)
+    })?;
+    Ok(ToolChoice::Allowed { required, names })
 }
 
 /// Tools have names of their own, and a choice that forces a call has a tool to call.
@@ -142,12 +186,19 @@ pub(crate) fn check_choice(object: &Object<'_>, tools: &[Tool], choice: Option<&
             return Err(object.error("tools", message));
         }
     }
+    let unknown = |name: &&String| !names.contains(name.as_str());
     let missing = match choice {
         Some(ToolChoice::Required) if tools.is_empty() => "at least one tool in tools, found none".to_owned(),
-        Some(ToolChoice::Function(name)) if !names.contains(name.as_str()) => {
-            format!("the name of one of the tools, found {}", describe(&Value::String(name.clone())))
-        }
+        Some(ToolChoice::Function(name)) if unknown(&name) => of_tools(name),
+        Some(ToolChoice::Allowed { names, .. }) => match names.iter().find(unknown) {
+            Some(name) => of_tools(name),
+            None => return Ok(()),
+        },
         _ => return Ok(()),
     };
     Err(object.error("tool_choice", format_args!("expected {missing}")).with_code("conflicting_parameters"))
+}
+
+fn of_tools(name: &str) -> String {
+    format!("the name of one of the tools, found {}", describe(&Value::String(name.into())))
 }

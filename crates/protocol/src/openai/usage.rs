@@ -56,7 +56,7 @@ impl Usage {
 /// How long an answer took, in llama-server's spelling, and what its drafts came to.
 ///
 /// acceptance_rate = `draft_n_accepted` / `draft_n`; mean_accepted_len = `draft_n_accepted` / `draft_rounds`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timings {
     /// Prompt tokens taken from the prefix cache.
     #[serde(default)]
@@ -82,6 +82,12 @@ pub struct Timings {
     /// Rounds with at least one draft.
     #[serde(default)]
     pub draft_rounds: u64,
+    /// Rounds whose draft at a depth was accepted; the first depth is 1. Nothing behind the deepest that was.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub draft_accepted_by_depth: Vec<u64>,
+    /// The width of blocks that the request settled at, the certain token counted; left out where there were no drafts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_block_size: Option<u32>,
 }
 
 impl Timings {

@@ -206,6 +206,7 @@ mod tests {
             completion_tokens: 4,
             reasoning_tokens: 2,
             rounds: Rounds::default(),
+            block_size: 1,
             seconds: (0.1, 0.1),
         }
     }

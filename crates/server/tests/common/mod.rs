@@ -35,6 +35,8 @@ pub struct Setup {
     pub delay: Duration,
     /// Fails to load.
     pub broken: bool,
+    /// Another form of thoughts and calls than the checkpoint's.
+    pub parser: Option<ParserKind>,
 }
 
 impl Default for Setup {
@@ -49,6 +51,7 @@ impl Default for Setup {
             options: Options::default(),
             delay: Duration::ZERO,
             broken: false,
+            parser: None,
         }
     }
 }
@@ -81,7 +84,8 @@ fn load(setup: &Setup) -> Result<Ready<Facts>, String> {
     let engine = engine.map_err(|e| words(&e))?;
     let template = ChatTemplate::load(&dir).map_err(|e| words(&e))?;
     let source = template.as_ref().map(ChatTemplate::source);
-    let parser = ParserKind::detect(source.as_deref(), |token| tokenizer.token_to_id(token).is_some());
+    let found = ParserKind::detect(source.as_deref(), |token| tokenizer.token_to_id(token).is_some());
+    let parser = setup.parser.unwrap_or(found);
     let facts = Facts {
         names: vec![setup.target.into(), "alias".into()],
         created: mlxcel_server::now(),

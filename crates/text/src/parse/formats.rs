@@ -83,7 +83,7 @@ impl ParserKind {
 
 impl ReasoningFormat {
     /// The marker before thoughts.
-    pub(super) fn opener(self) -> Option<&'static str> {
+    pub fn opener(self) -> Option<&'static str> {
         match self {
             Self::None => None,
             Self::Think => Some("<think>"),
@@ -92,7 +92,7 @@ impl ReasoningFormat {
     }
 
     /// The marker behind thoughts.
-    pub(super) fn closer(self) -> Option<&'static str> {
+    pub fn closer(self) -> Option<&'static str> {
         match self {
             Self::None => None,
             Self::Think => Some("</think>"),
@@ -112,7 +112,7 @@ impl ToolFormat {
     }
 
     /// The marker behind a call.
-    pub(super) fn closer(self) -> &'static str {
+    pub fn closer(self) -> &'static str {
         match self {
             Self::None => "",
             Self::Tagged => "</tool_call>",

@@ -74,6 +74,16 @@ impl Kinds {
     }
 
     /// The types that a schema allows; `root` is where its references point into.
+    pub fn of(schema: &Value, root: &Value) -> Self {
+        Self::of_schema(schema, root, &mut MAX_STEPS.clone())
+    }
+
+    /// Whether a string is among the types.
+    pub fn allows_strings(self) -> bool {
+        self.has(Self::STRING)
+    }
+
+    /// The types that a schema allows, in so many steps.
     fn of_schema(schema: &Value, root: &Value, steps: &mut usize) -> Self {
         if *steps == 0 {
             return Self::ANY;
@@ -157,7 +167,7 @@ impl Tools {
             let schema = function.get("parameters").or_else(|| function.get("input_schema"));
             let Some(schema) = schema else { continue };
             let Some(properties) = schema.get("properties").and_then(Value::as_object) else { continue };
-            let kinds = |sub| Kinds::of_schema(sub, schema, &mut MAX_STEPS.clone());
+            let kinds = |sub| Kinds::of(sub, schema);
             let kinds = properties.iter().map(|(key, sub)| (key.clone(), kinds(sub)));
             parameters.insert(name.to_owned(), kinds.collect());
         }

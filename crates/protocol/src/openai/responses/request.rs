@@ -2,7 +2,7 @@
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::item::{self, InputItem};
 use crate::decode::{Decode, Node, Object, Result, one_of};
@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::limits;
 use crate::openai::{
     ChatRequest, Content, Function, JsonSchema, MediaAt, Message, ReasoningEffort, ResponseFormat, Role, StreamOptions,
-    Tool, ToolChoice, check_choice,
+    Tool, ToolChoice, allowed_mode, check_choice,
 };
 use crate::parameters;
 use crate::sampling::{self, Sampling, is_false};
@@ -125,6 +125,14 @@ pub(super) fn choice<S: Serializer>(
             let mut map = serializer.serialize_map(Some(2))?;
             map.serialize_entry("type", "function")?;
             map.serialize_entry("name", name)?;
+            map.end()
+        }
+        Some(ToolChoice::Allowed { required, names }) => {
+            let tool = |name: &String| json!({ "type": "function", "name": name });
+            let mut map = serializer.serialize_map(Some(3))?;
+            map.serialize_entry("type", "allowed_tools")?;
+            map.serialize_entry("mode", allowed_mode(*required))?;
+            map.serialize_entry("tools", &names.iter().map(tool).collect::<Vec<Value>>())?;
             map.end()
         }
         other => other.serialize(serializer),
