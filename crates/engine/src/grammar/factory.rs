@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::guide::{Next, plain};
 use super::lead::Lead;
+use super::places::Places;
 use super::{Compiled, Constraint, Grammar, GrammarError, gbnf, limits, schema};
 
 /// Name of the token by which a matcher allows an end. It stands for no token of the model, whose stop tokens are the request's
@@ -127,6 +128,8 @@ fn json_schema(schema: &Value) -> TopLevelGrammar {
     TopLevelGrammar::from_json_schema(schema)
 }
 
+static PLACES: Places = Places::new(limits::COMPILERS);
+
 /// Compiles on a thread with a stack of its own; one that takes too long is left to come to its end, which the limits of size bound.
 fn run(
     what: &'static str,
@@ -136,7 +139,10 @@ fn run(
 ) -> Result<(Matcher, Next), GrammarError> {
     let (sender, receiver) = sync_channel(1);
     let refused = move |why: String| GrammarError::Refused { what, why };
+    let seconds = limits::TIME.as_secs();
+    let place = PLACES.take(limits::TIME).ok_or(GrammarError::Busy { what, seconds })?;
     let work = move || {
+        let _place = place;
         let parser = parsers.create_parser(source).map_err(|e| refused(plain(&format!("{e:#}"))));
         let compiled = parser.and_then(|parser| {
             let mut matcher = Matcher::new(Ok(parser));
@@ -157,7 +163,7 @@ fn run(
         .map_err(|e| refused(format!("no thread to compile it on ({e}); try again later")))?;
     match receiver.recv_timeout(limits::TIME) {
         Ok(compiled) => compiled,
-        Err(RecvTimeoutError::Timeout) => Err(GrammarError::Slow { what, seconds: limits::TIME.as_secs() }),
+        Err(RecvTimeoutError::Timeout) => Err(GrammarError::Slow { what, seconds }),
         Err(RecvTimeoutError::Disconnected) => Err(refused("the grammar compiler gave up".into())),
     }
 }
