@@ -12,8 +12,11 @@ mod turns;
 use common::{Server, Setup};
 use serde_json::{Value, json};
 
+/// Chats.
 pub const CHAT: &str = "/v1/chat/completions";
+/// Continued text.
 pub const TEXT: &str = "/v1/completions";
+/// What the demos can answer.
 pub const QUESTION: &str = "What is speculative decoding?";
 
 /// The demo pairs: the first has sliding windows, the second recurrent layers.

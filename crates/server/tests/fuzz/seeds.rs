@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+/// Chats.
 pub const CHAT: &str = "/v1/chat/completions";
 
 /// A valid body for each route; those that generate ask for a few tokens.
