@@ -63,7 +63,7 @@ fn first() -> u64 {
 /// Sends bodies from four threads: how many were answered, how many refused, and what was wrong.
 fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
     let seeds = seeds();
-    let (next, answered, refused) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let [next, answered, refused, slowest] = [const { AtomicU64::new(0) }; 4];
     let wrong = Mutex::new(Vec::new());
     let first = first();
     let one = |number: u64| {
@@ -72,7 +72,9 @@ fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
         let (path, seed) = &seeds[number as usize % seeds.len()];
         let other = &seeds[dice.roll(seeds.len())].1;
         let body = mutated(seed, other, &mut dice);
+        let began = Instant::now();
         let (status, text) = server.call("POST", path, "content-type: application/json\r\n", &body);
+        slowest.fetch_max(began.elapsed().as_millis() as u64, Ordering::Relaxed);
         if status < 300 { &answered } else { &refused }.fetch_add(1, Ordering::Relaxed);
         if let Err(why) = verdict(path, status, &text) {
             let (sent, text) = (String::from_utf8_lossy(&body), &text);
@@ -93,6 +95,10 @@ fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
             });
         }
     });
+    // Whatever a grammar or a pattern asks for, compiling it has an end.
+    let slowest = Duration::from_millis(slowest.into_inner());
+    println!("the slowest took {slowest:?}");
+    assert!(slowest < Duration::from_secs(20), "{slowest:?}");
     (answered.into_inner(), refused.into_inner(), wrong.into_inner().expect("lock"))
 }
 
