@@ -92,15 +92,8 @@ fn a_head_that_is_not_there_is_told() {
         Some(line.strip_prefix("listening on http://")?.to_owned())
     });
     let address = address.unwrap_or_else(|| panic!("it does not listen: {said}"));
-    let late = Instant::now() + Duration::from_secs(20);
-    let props = loop {
-        let props = props(&address);
-        if props.get("error").is_none() {
-            break props;
-        }
-        assert!(Instant::now() < late, "{props}");
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    // Who reads that it listens is answered.
+    let props = props(&address);
     server.kill().expect("killed");
     server.wait().expect("ended");
     let why = props["speculation"]["off_because"].as_str().unwrap_or_default();

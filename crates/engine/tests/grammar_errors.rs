@@ -55,6 +55,7 @@ fn bad_schemas_say_what_is_wrong() {
         (json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "use anyOf"),
         (json!({"allOf": [{"type": "string"}, {"type": "integer"}]}), "json_schema"),
         (json!({"type": "integer", "minimum": -1e300}), "at #/minimum"),
+        (json!({"enum": ["a", i64::MIN]}), "at #/enum"),
     ] {
         let message = schema(value.clone());
         println!("{message}");

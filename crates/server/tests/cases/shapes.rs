@@ -117,6 +117,20 @@ fn what_is_missing_is_404_and_nothing_else_is() {
     }
 }
 
+/// A schema whose compiler would call itself without end, and take the process along.
+#[test]
+fn the_smallest_integer_in_a_schema_is_refused() {
+    let server = Server::start(Setup::default());
+    for schema in
+        [json!({ "const": i64::MIN }), json!({ "enum": ["a", i64::MIN] }), json!({ "items": { "const": [i64::MIN] } })]
+    {
+        let format = json!({ "type": "json_schema", "json_schema": { "schema": schema } });
+        let (status, error) = server.post(CHAT, &question(json!({ "response_format": format })));
+        assert!(status == 400 && error["error"]["message"].as_str().is_some_and(|m| m.contains("-9e18")), "{error}");
+    }
+    is_well(&server);
+}
+
 /// A copy of the demo with NaN for a scale of layer 3.
 fn damaged() -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("damaged-{}", std::process::id()));

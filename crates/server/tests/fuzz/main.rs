@@ -65,6 +65,8 @@ fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
     let seeds = seeds();
     let [next, answered, refused, slowest] = [const { AtomicU64::new(0) }; 4];
     let wrong = Mutex::new(Vec::new());
+    // For bodies that end the process.
+    let show = std::env::var_os("MLXCEL_FUZZ_SHOW").is_some();
     let first = first();
     let one = |number: u64| {
         let number = first + number;
@@ -72,6 +74,9 @@ fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
         let (path, seed) = &seeds[number as usize % seeds.len()];
         let other = &seeds[dice.roll(seeds.len())].1;
         let body = mutated(seed, other, &mut dice);
+        if show {
+            eprintln!("body {number} to {path}: {}", String::from_utf8_lossy(&body));
+        }
         let began = Instant::now();
         let (status, text) = server.call("POST", path, "content-type: application/json\r\n", &body);
         slowest.fetch_max(began.elapsed().as_millis() as u64, Ordering::Relaxed);
