@@ -129,6 +129,7 @@ fn bad_grammars_say_what_is_wrong() {
         ("start: start \"a\"", "grammar: "),
         ("start: \"\"", "the empty answer"),
         ("start: <no_such_token>", "no_such_token"),
+        ("start: %json {\"const\": -9223372036854775808}", "found %json"),
     ] {
         let message = refused(&Grammar::Lark(text.into()));
         assert!(message.contains(says), "{text}: {message}");

@@ -105,6 +105,11 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
         }
         Grammar::Lark(text) => {
             limits::check_text(what, text, true)?;
+            // What is looked at in a schema would not be looked at there.
+            if text.contains("%json") {
+                let why = "rules of Lark alone expected, found %json; send a schema as response_format".into();
+                return Err(GrammarError::Refused { what, why });
+            }
             Ok(TopLevelGrammar::from_lark(text.clone()))
         }
         Grammar::Gbnf(text) => {

@@ -128,6 +128,8 @@ fn the_smallest_integer_in_a_schema_is_refused() {
         let (status, error) = server.post(CHAT, &question(json!({ "response_format": format })));
         assert!(status == 400 && error["error"]["message"].as_str().is_some_and(|m| m.contains("-9e18")), "{error}");
     }
+    let hidden = json!({ "grammar": format!("start: %json {{\"const\": {}}}", i64::MIN) });
+    assert_eq!(server.post(CHAT, &question(hidden)).0, 400);
     is_well(&server);
 }
 
