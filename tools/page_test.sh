@@ -1,7 +1,19 @@
 #!/usr/bin/env bash
 # Tests of the web page (crates/server/page): its parsers and state in Node, the whole of it in headless Chromium against a
-# server without a model. Installs either from Debian's packages if it is missing. PAGE_SHOTS=DIR keeps screenshots.
+# server without a model, and against mlxcel-server with the embedded demo (MLXCEL_SERVER=PROGRAM, else the release build; it is left out
+# where there is none, unless PAGE_NEEDS_DEMO is set). Installs Node and Chromium from Debian's packages if they are missing.
+# PAGE_SHOTS=DIR keeps screenshots.
 set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+if [ -z "${MLXCEL_SERVER:-}" ]; then
+    built=$(cd "$root" && cd "${CARGO_TARGET_DIR:-target}" 2>/dev/null && pwd || true)/release/mlxcel-server
+    if [ -x "$built" ]; then
+        export MLXCEL_SERVER=$built
+    elif [ -n "${PAGE_NEEDS_DEMO:-}" ]; then
+        echo "expected $built; make it with: cargo build --release -p mlxcel-cli"
+        exit 1
+    fi
+fi
 cd "$(dirname "$0")/../crates/server/page"
 
 missing=()

@@ -81,6 +81,21 @@ fn acceptance_is_that_of_the_references() {
 }
 
 #[test]
+fn warm_up_runs_are_not_counted() {
+    let rounds = |warmup, repeat| -> Vec<Option<usize>> {
+        let short = Plan { warmup, repeat, max_tokens: 16, ..plan(vec![gemma()]) };
+        let outcome = sweep(&short, &mut TestHost::default());
+        assert!(outcome.rows.iter().all(|row| row.repeat == repeat && row.status == Status::Ok));
+        outcome.rows.iter().map(|row| row.rounds).collect()
+    };
+    let one = rounds(0, 1);
+    assert!(one.iter().flatten().any(|n| *n > 0), "{one:?}");
+    assert_eq!(rounds(2, 1), one);
+    // The twin: runs that count are seen.
+    assert_ne!(rounds(0, 3), one);
+}
+
+#[test]
 fn every_cell_of_a_measured_row_is_filled() {
     let outcome = sweep(&Plan { batches: vec![1, 3], ..plan(vec![gemma()]) }, &mut TestHost::default());
     assert_eq!((outcome.rows.len(), outcome.exit_code()), (6, 0));

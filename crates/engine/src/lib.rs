@@ -22,6 +22,7 @@ pub use engine::PanicIn;
 pub use engine::{CacheStats, Engine, EngineOptions};
 pub use record::{Recording, RoundRecord, RowRecord, StepRecord};
 pub use request::{
-    EngineError, Event, FinishReason, Finished, Request, RequestError, RequestId, Running, Timings, TokenEvent,
+    EngineError, Event, FinishReason, Finished, Progress, Request, RequestError, RequestId, Running, Timings,
+    TokenEvent,
 };
 pub use speculate::{Coupling, Rounds, Speculation};

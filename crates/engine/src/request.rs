@@ -179,6 +179,25 @@ pub struct TokenEvent {
     pub text: String,
     /// Log-probabilities, if asked for.
     pub logprob: Option<TokenLogprobs>,
+    /// How far its request has come with it.
+    pub progress: Progress,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, taken from the cache.
+    pub cached_tokens: usize,
+    /// Tokens generated.
+    pub completion_tokens: usize,
+    /// How long it took.
+    pub timings: Timings,
+    /// Its rounds before the one that this token comes from.
+    pub rounds: Rounds,
+    /// The block width that it has settled at; 1 = plain steps.
+    pub block_size: usize,
 }
 
 /// Seconds of an answer's life.

@@ -12,7 +12,7 @@ use crate::cache::prefix::{NodeId, ROOT};
 use crate::cache::snapshots::Line;
 use crate::cache::states::Slot;
 use crate::grammar::guide::{DraftGuide, Guide};
-use crate::request::{Event, FinishReason, Finished, Request, RequestError, RequestId, Timings, TokenEvent};
+use crate::request::{Event, FinishReason, Finished, Progress, Request, RequestError, RequestId, Timings, TokenEvent};
 use crate::sample::{History, SampleError, Sampled, Sampler};
 use crate::speculate::width::Width;
 use crate::speculate::{Coupling, Rounds};
@@ -237,7 +237,8 @@ impl Sequence {
         if reason.is_none() && self.history.generated().len() >= self.max_tokens {
             reason = Some(FinishReason::Length);
         }
-        events.push(Event::Token(TokenEvent { id: self.id, token: sampled.token, text, logprob: sampled.logprob }));
+        let (id, token, logprob, progress) = (self.id, sampled.token, sampled.logprob, self.progress());
+        events.push(Event::Token(TokenEvent { id, token, text, logprob, progress }));
         self.ended = reason.is_some();
         if let Some(reason) = reason {
             events.push(self.finish(reason));
@@ -268,20 +269,33 @@ impl Sequence {
     }
 
     fn end(&self, reason: FinishReason, text: String) -> Event {
-        let seconds = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
-            (Some(from), Some(to)) => to.duration_since(from).as_secs_f64(),
-            _ => 0.0,
-        };
+        let Progress { prompt_tokens, cached_tokens, completion_tokens, timings, rounds, block_size } = self.progress();
         Event::Finished(Finished {
             id: self.id,
             reason,
             text,
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens,
+            timings,
+            rounds,
+            block_size,
+        })
+    }
+
+    /// How far it has come.
+    fn progress(&self) -> Progress {
+        let seconds = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
+            (Some(from), Some(to)) => to.duration_since(from).as_secs_f64(),
+            _ => 0.0,
+        };
+        Progress {
             prompt_tokens: self.history.prompt().len(),
             cached_tokens: self.cached,
             completion_tokens: self.history.generated().len(),
             timings: Timings { prefill: seconds(self.started, self.first), decode: seconds(self.first, self.last) },
             rounds: self.rounds,
             block_size: self.width.as_ref().map_or(1, Width::settled),
-        })
+        }
     }
 }

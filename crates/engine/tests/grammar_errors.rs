@@ -55,6 +55,7 @@ fn bad_schemas_say_what_is_wrong() {
         (json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "use anyOf"),
         (json!({"allOf": [{"type": "string"}, {"type": "integer"}]}), "json_schema"),
         (json!({"type": "integer", "minimum": -1e300}), "at #/minimum"),
+        (json!({"enum": ["a", i64::MIN]}), "at #/enum"),
     ] {
         let message = schema(value.clone());
         println!("{message}");
@@ -128,6 +129,7 @@ fn bad_grammars_say_what_is_wrong() {
         ("start: start \"a\"", "grammar: "),
         ("start: \"\"", "the empty answer"),
         ("start: <no_such_token>", "no_such_token"),
+        ("start: %json {\"const\": -9223372036854775808}", "found %json"),
     ] {
         let message = refused(&Grammar::Lark(text.into()));
         assert!(message.contains(says), "{text}: {message}");

@@ -35,7 +35,8 @@ async function connect() {
     const found = await props(store.key);
     if (attempt !== connection) return;
     byId("model").textContent = document.title = found.model_alias || "mlxcel";
-    state("ready", found.n_ctx ? `${found.n_ctx.toLocaleString("en")} tokens of context` : "");
+    const { n_ctx: context } = found.default_generation_settings ?? {};
+    state("ready", context ? `${context.toLocaleString("en")} tokens of context` : "");
     panel.describe(found.speculation);
     dialog.describe(found.default_generation_settings);
   } catch (error) {

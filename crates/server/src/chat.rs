@@ -34,7 +34,8 @@ async fn answer(app: Shared, facts: Arc<Facts>, wanted: ChatRequest) -> Result<R
     let talk = Talk { id: identifier("chatcmpl-"), created: now(), facts };
     if wanted.stream {
         let usage = wanted.stream_options.is_some_and(|options| options.include_usage);
-        return Ok(stream(move |events| talk.stream(speeches, usage, events)));
+        let timed = wanted.sampling.timings_per_token;
+        return Ok(stream(move |events| talk.stream(speeches, usage, timed, events)));
     }
     Ok(json(&talk.whole(speeches).await?))
 }
@@ -202,7 +203,7 @@ impl Talk {
     }
 
     /// Answers come one after the other in the stream, though they are generated at the same time.
-    async fn stream(self, speeches: Vec<Speech>, usage: bool, events: Events) -> Result<(), Gone> {
+    async fn stream(self, speeches: Vec<Speech>, usage: bool, timed: bool, events: Events) -> Result<(), Gone> {
         let mut ends = Vec::new();
         for (index, mut speech) in (0..).zip(speeches) {
             let role =
@@ -220,7 +221,7 @@ impl Talk {
                     }
                 };
                 choice.finish_reason = None;
-                let mut timings = None;
+                let mut timings = timed.then(|| speech.timings());
                 choice.delta = match piece {
                     Piece::Logprob(logprob, token) => {
                         waiting.push(token_logprob(&logprob, token, &self.facts.tokenizer));

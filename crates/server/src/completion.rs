@@ -30,7 +30,8 @@ async fn answer(app: Shared, facts: Arc<Facts>, wanted: CompletionRequest) -> Re
     let talk = Talk { id: identifier("cmpl-"), created: now(), facts, logprobs: wanted.logprobs.is_some() };
     if wanted.stream {
         let usage = wanted.stream_options.is_some_and(|options| options.include_usage);
-        return Ok(stream(move |events| talk.stream(lines, usage, events)));
+        let timed = wanted.sampling.timings_per_token;
+        return Ok(stream(move |events| talk.stream(lines, usage, timed, events)));
     }
     Ok(json(&talk.whole(lines).await?))
 }
@@ -150,7 +151,7 @@ impl Talk {
         events.send(wire::data(answer).unwrap_or_default()).await
     }
 
-    async fn stream(self, prompts: Vec<Vec<Line>>, wants_usage: bool, events: Events) -> Result<(), Gone> {
+    async fn stream(self, prompts: Vec<Vec<Line>>, wants_usage: bool, timed: bool, events: Events) -> Result<(), Gone> {
         let (mut index, mut usage) = (0, Usage::default());
         for lines in prompts {
             let mut ends = Vec::new();
@@ -171,7 +172,7 @@ impl Talk {
                             return events.send(wire::DONE.into()).await;
                         }
                     };
-                    let mut timings = None;
+                    let mut timings = timed.then(|| line.speech.timings());
                     choice.text.clear();
                     match piece {
                         Piece::Logprob(own, token) => {

@@ -76,6 +76,7 @@ pub async fn compile(
     let compiled = tokio::task::spawn_blocking(work).await;
     let compiled = compiled.map_err(|e| ApiError::new(ErrorKind::Internal, format!("compiling the grammar: {e}")))?;
     compiled.map(Some).map_err(|error| match error {
+        GrammarError::Busy { .. } => ApiError::new(ErrorKind::Overloaded, error.to_string()),
         GrammarError::Tokenizer(_) => ApiError::new(ErrorKind::Internal, error.to_string()),
         _ => ApiError::parameter(param, error),
     })

@@ -2,7 +2,7 @@
 
 use mlxcel_engine::grammar::Constraint;
 use mlxcel_engine::sample::{SamplingParams, TokenLogprobs};
-use mlxcel_engine::{Event, FinishReason, Finished, Request, Rounds, TokenEvent};
+use mlxcel_engine::{Event, FinishReason, Finished, Progress, Request, Rounds, TokenEvent};
 use mlxcel_protocol::openai::{Timings, Usage};
 use mlxcel_protocol::{ApiError, ErrorKind, Sampling, Speculative};
 use mlxcel_text::parse::{Delta, Parser};
@@ -156,13 +156,32 @@ pub struct Speech {
     reasoning_tokens: u64,
     called: bool,
     ended: bool,
+    progress: Progress,
 }
 
 impl Speech {
     /// Of a request that was taken; `thinking` says that the prompt opened a block of thoughts.
     pub fn new(answer: Answer, parser: Parser, thinking: bool) -> Self {
-        let (reasoning_tokens, called, ended) = (0, false, false);
-        Speech { answer, parser, ready: Default::default(), thinking, reasoning_tokens, called, ended }
+        let (ready, progress) = Default::default();
+        Speech { answer, parser, ready, thinking, reasoning_tokens: 0, called: false, ended: false, progress }
+    }
+
+    /// How long it took so far. Rounds are counted when they are over.
+    pub fn timings(&self) -> Timings {
+        let Progress { prompt_tokens, cached_tokens, completion_tokens, timings, rounds, block_size } = self.progress;
+        let end = End {
+            cut: false,
+            stop_string: None,
+            called: self.called,
+            prompt_tokens: prompt_tokens as u64,
+            cached_tokens: cached_tokens as u64,
+            completion_tokens: completion_tokens as u64,
+            reasoning_tokens: self.reasoning_tokens,
+            rounds,
+            block_size,
+            seconds: (timings.prefill, timings.decode),
+        };
+        end.timings()
     }
 
     /// The next piece; `None` after the end.
@@ -191,6 +210,7 @@ impl Speech {
     }
 
     fn token(&mut self, token: TokenEvent) {
+        self.progress = token.progress;
         if let Some(logprob) = token.logprob {
             self.ready.push_back(Piece::Logprob(logprob, token.token));
         }

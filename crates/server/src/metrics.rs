@@ -52,6 +52,7 @@ pub struct Metrics {
     running: Level,
     waiting: Level,
     pages: Level,
+    pages_in_use: Level,
     cached_bytes: Level,
     evictions: Level,
 }
@@ -101,6 +102,7 @@ impl Metrics {
             cached_bytes: level(r, "prefix_cache_bytes", "Bytes of KV pages that only the prefix cache keeps"),
             evictions: level(r, "prefix_cache_evictions", "Pages that the prefix cache gave up, since the start"),
             pages: level(r, "kv_pages_used", "KV pages in use, those of the prefix cache included"),
+            pages_in_use: level(r, "kv_pages_in_use", "KV pages of the requests in slots"),
             requests,
             accepted_by_position,
             first_token,
@@ -157,6 +159,7 @@ impl Metrics {
         self.running.set(status.running.len() as i64);
         self.waiting.set(status.waiting as i64);
         self.pages.set(status.pages as i64);
+        self.pages_in_use.set(status.pages_in_use as i64);
     }
 
     /// All of it as text.

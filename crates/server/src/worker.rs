@@ -57,6 +57,8 @@ pub struct Status {
     pub waiting: usize,
     /// KV pages in use, all groups together, the prefix cache's included.
     pub pages: usize,
+    /// Of those, the pages of requests in slots.
+    pub pages_in_use: usize,
 }
 
 /// What loading gives.
@@ -126,7 +128,7 @@ impl<F: Send + Sync + 'static> Worker<F> {
         load: impl FnOnce() -> Result<Ready<F>, String> + Send + 'static,
     ) -> std::io::Result<Worker<F>> {
         let (commands, inbox) = channel();
-        let status = Status { state: State::Loading, running: Vec::new(), waiting: 0, pages: 0 };
+        let status = Status { state: State::Loading, running: Vec::new(), waiting: 0, pages: 0, pages_in_use: 0 };
         let (status, facts) = (Arc::new(RwLock::new(status)), Arc::new(RwLock::new(None)));
         let (own_status, own_facts) = (Arc::clone(&status), Arc::clone(&facts));
         let thread = std::thread::Builder::new().name("mlxcel-engine".into()).spawn(move || {
@@ -144,7 +146,7 @@ impl<F: Send + Sync + 'static> Worker<F> {
                 }
             };
             let mut status = own_status.write().unwrap_or_else(PoisonError::into_inner);
-            *status = Status { state: State::Dead(ended), running: Vec::new(), waiting: 0, pages: 0 };
+            *status = Status { state: State::Dead(ended), running: Vec::new(), waiting: 0, pages: 0, pages_in_use: 0 };
         })?;
         Ok(Worker { commands, status, facts, thread: RwLock::new(Some(thread)) })
     }
@@ -305,7 +307,8 @@ impl Serving<'_> {
     fn tell(&self, state: State) {
         let running = self.engine.running().collect();
         let pages = self.engine.pages_used().iter().sum();
-        let status = Status { state, running, waiting: self.engine.waiting(), pages };
+        let pages_in_use = self.engine.pages_in_use().iter().sum();
+        let status = Status { state, running, waiting: self.engine.waiting(), pages, pages_in_use };
         self.metrics.now(&status);
         *self.status.write().unwrap_or_else(PoisonError::into_inner) = status;
     }

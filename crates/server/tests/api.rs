@@ -59,6 +59,33 @@ fn a_chat_is_answered_the_same_whole_and_in_pieces_with_and_without_drafts() {
 }
 
 #[test]
+fn timings_come_with_every_piece_where_they_are_asked_for() {
+    let server = Server::start(Setup::default());
+    let text = json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 40 });
+    for (path, body) in [(CHAT, chat(json!({}))), ("/v1/completions", text)] {
+        let ask = |timed: bool| {
+            let mut body = body.clone();
+            body["speculative"] = json!({ "block_size": 4 });
+            (body["stream"], body["timings_per_token"]) = (json!(true), json!(timed));
+            server.events(path, &body)
+        };
+        let counts = |chunks: &[Value]| -> Vec<u64> {
+            chunks.iter().filter_map(|chunk| chunk["timings"]["predicted_n"].as_u64()).collect()
+        };
+        let chunks = ask(true);
+        let seen = counts(&chunks);
+        assert!(seen.len() >= chunks.len() - 1 && seen.is_sorted() && seen.len() > 10, "{path}: {seen:?}");
+        assert_eq!(seen.last(), Some(&40), "{path}");
+        let prompt = |chunk: &Value| chunk["timings"]["prompt_n"].as_u64().zip(chunk["timings"]["cache_n"].as_u64());
+        let half = &chunks[chunks.len() / 2];
+        assert!(prompt(half).is_some() && prompt(half) == chunks.last().and_then(prompt), "{half}");
+        assert!(half["timings"]["predicted_per_second"].as_f64() > Some(0.0), "{half}");
+        assert!(half["timings"]["draft_n"].as_u64() >= half["timings"]["draft_rounds"].as_u64(), "{half}");
+        assert_eq!(counts(&ask(false)), [40], "{path}: only the last without");
+    }
+}
+
+#[test]
 fn several_answers_have_seeds_of_their_own() {
     let server = Server::start(Setup::default());
     let body = json!({ "n": 3, "temperature": 1.0, "seed": 5, "max_tokens": 12 });

@@ -105,12 +105,36 @@ fn every_answer_is_its_solo_answer() {
         let (done, wrong) = run(&server, 200, 16, true);
         assert!(wrong.is_empty(), "{target}: {} of {done} differ, first {}", wrong.len(), wrong[0]);
         assert_eq!(done, 160);
-        server.settle();
-        let metrics = server.get("/metrics").1;
-        for name in ["mlxcel_num_requests_running 0", "mlxcel_num_requests_waiting 0"] {
-            assert!(metrics.contains(name), "{name} not in {metrics}");
-        }
+        is_idle(&server);
     }
+}
+
+/// Nothing is left of those who were served: no slot, no place in the queue, no page that the cache does not keep.
+fn is_idle(server: &Server) {
+    server.settle();
+    let metrics = server.get("/metrics").1;
+    for name in ["num_requests_running", "num_requests_waiting", "kv_pages_in_use"] {
+        assert!(metrics.contains(&format!("\nmlxcel_{name} 0\n")), "{name} is not 0 in {metrics}");
+    }
+    let slots: Value = serde_json::from_str(&server.get("/slots").1).expect("JSON");
+    assert!(slots.as_array().is_some_and(|all| all.iter().all(|slot| slot["is_processing"] == false)), "{slots}");
+}
+
+/// The twin: a request in a slot holds pages and is seen.
+#[test]
+fn a_busy_server_is_not_idle() {
+    let server = Server::start(Setup { parallel: 1, ..Setup::default() });
+    let body = json!({ "prompt": "Once upon a time", "max_tokens": 900, "temperature": 0, "ignore_eos": true, "stream": true });
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| server.events("/v1/completions", &body).len());
+        let late = std::time::Instant::now() + Duration::from_secs(20);
+        while server.app.worker.status().pages_in_use == 0 {
+            assert!(std::time::Instant::now() < late, "it never runs");
+            std::thread::yield_now();
+        }
+        assert!(call.join().expect("answered") > 100);
+    });
+    is_idle(&server);
 }
 
 /// The twin: an answer that depends on who else is served would be seen. Sampling without a seed is such an answer.
@@ -131,10 +155,45 @@ fn clients_that_leave_free_their_slots() {
         // In the middle of a stream, before the first byte, and waiting for an answer in one piece.
         server.leave("/v1/completions", if i % 2 == 0 { &long } else { &whole }, if i % 4 == 0 { 12 } else { 0 });
     }
+    soon_idle(&server);
+}
+
+/// Within two seconds nothing runs, and the engine steps no more.
+fn soon_idle(server: &Server) {
     let begun = std::time::Instant::now();
     server.settle();
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    is_idle(server);
+    let steps = || {
+        server.get("/metrics").1.lines().find(|line| line.starts_with("mlxcel_engine_steps_total ")).map(String::from)
+    };
+    let before = steps();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(before.is_some() && steps() == before, "an idle engine steps");
     assert_eq!(server.post("/v1/completions", &json!({ "prompt": "Hi", "max_tokens": 2 })).0, 200);
+}
+
+/// From four clients, at any time of an answer and while others are served to their end.
+#[test]
+fn a_hundred_that_leave_at_any_time_leave_nothing() {
+    let server = Server::start(Setup { parallel: 4, ..Setup::default() });
+    let kinds = kinds();
+    std::thread::scope(|scope| {
+        for client in 0..4_usize {
+            let (server, kinds) = (&server, &kinds);
+            scope.spawn(move || {
+                for i in 0..25 {
+                    let (path, body) = &kinds[(i + 3 * client) % kinds.len()];
+                    let mut body = body.clone();
+                    body["stream"] = json!(i % 3 > 0);
+                    body["max_tokens"] = json!(400);
+                    server.leave(path, &body, (i * 7 + client) % 31);
+                }
+                assert_eq!(server.post(kinds[client].0, &kinds[client].1).0, 200);
+            });
+        }
+    });
+    soon_idle(&server);
 }
 
 #[test]

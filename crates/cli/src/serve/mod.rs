@@ -61,10 +61,20 @@ async fn serve(args: ServeArgs, environment: Environment, options: Options) -> R
         result
     })?;
     let app = Arc::new(App { worker, metrics, options });
+    let own = Arc::clone(&app);
     let (fail, failed) = tokio::sync::oneshot::channel::<String>();
     tokio::spawn(async move {
         match ready.await {
-            Ok(Ok(text)) => eprintln!("{text}\nlistening on http://{local}"),
+            Ok(Ok(text)) => {
+                // The engine takes requests a moment after it was loaded; who reads this line may send one.
+                for _ in 0..1000 {
+                    if own.facts().is_ok() {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                eprintln!("{text}\nlistening on http://{local}");
+            }
             Ok(Err(why)) => drop(fail.send(why)),
             Err(_) => drop(fail.send("loading the model panicked".into())),
         }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::guide::{Next, plain};
 use super::lead::Lead;
+use super::places::Places;
 use super::thoughts::{Marker, Thoughts};
 use super::{Compiled, Constraint, Grammar, GrammarError, gbnf, limits, schema};
 
@@ -118,6 +119,11 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
         }
         Grammar::Lark(text) => {
             limits::check_text(what, text, true)?;
+            // What is looked at in a schema would not be looked at there.
+            if text.contains("%json") {
+                let why = "rules of Lark alone expected, found %json; send a schema as response_format".into();
+                return Err(GrammarError::Refused { what, why });
+            }
             Ok(TopLevelGrammar::from_lark(text.clone()))
         }
         Grammar::Gbnf(text) => {
@@ -164,6 +170,8 @@ fn spaced(schema: &Value, lenient: bool) -> Value {
     schema
 }
 
+static PLACES: Places = Places::new(limits::COMPILERS);
+
 /// Compiles on a thread with a stack of its own; one that takes too long is left to come to its end, which the limits of size bound.
 fn run(
     what: &'static str,
@@ -173,7 +181,10 @@ fn run(
 ) -> Result<(Matcher, Next), GrammarError> {
     let (sender, receiver) = sync_channel(1);
     let refused = move |why: String| GrammarError::Refused { what, why };
+    let seconds = limits::TIME.as_secs();
+    let place = PLACES.take(limits::TIME).ok_or(GrammarError::Busy { what, seconds })?;
     let work = move || {
+        let _place = place;
         let parser = parsers.create_parser(source).map_err(|e| refused(plain(&format!("{e:#}"))));
         let compiled = parser.and_then(|parser| {
             let mut matcher = Matcher::new(Ok(parser));
@@ -194,7 +205,7 @@ fn run(
         .map_err(|e| refused(format!("no thread to compile it on ({e}); try again later")))?;
     match receiver.recv_timeout(limits::TIME) {
         Ok(compiled) => compiled,
-        Err(RecvTimeoutError::Timeout) => Err(GrammarError::Slow { what, seconds: limits::TIME.as_secs() }),
+        Err(RecvTimeoutError::Timeout) => Err(GrammarError::Slow { what, seconds }),
         Err(RecvTimeoutError::Disconnected) => Err(refused("the grammar compiler gave up".into())),
     }
 }

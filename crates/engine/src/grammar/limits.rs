@@ -30,6 +30,9 @@ pub(super) const SCHEMA_DEPTH: usize = 128;
 /// Wall-clock time to compile.
 pub(super) const TIME: Duration = Duration::from_secs(10);
 
+/// Grammars compiled at once.
+pub(super) const COMPILERS: usize = 4;
+
 /// Stack of the thread that compiles: the compiler is recursive. Pages that are not touched cost nothing.
 pub(super) const STACK: usize = 256 << 20;
 

@@ -22,6 +22,7 @@ mod gbnf;
 pub(crate) mod guide;
 mod lead;
 mod limits;
+mod places;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -78,7 +79,7 @@ impl Grammar {
     }
 }
 
-/// Why a grammar cannot be used: the client's fault, but for [`GrammarError::Tokenizer`].
+/// Why a grammar cannot be used: the client's fault, but for [`GrammarError::Tokenizer`] and [`GrammarError::Busy`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
     /// A part of a schema or grammar that is not what stands in its place.
@@ -119,6 +120,14 @@ pub enum GrammarError {
         /// The request's parameter.
         what: &'static str,
         /// The limit.
+        seconds: u64,
+    },
+    /// Others take too long to compile: no fault of this one.
+    #[error("{what}: others have kept the grammar compilers busy for {seconds} s; try again later")]
+    Busy {
+        /// The request's parameter.
+        what: &'static str,
+        /// How long it waited.
         seconds: u64,
     },
     /// Only the empty text fits.

@@ -48,7 +48,8 @@ pub(super) fn check(root: &Value) -> Result<(), GrammarError> {
             let here = || format!("{at}/{}", escaped(keyword));
             match (keyword, value) {
                 ("type", value) => check_type(value, here)?,
-                ("enum", Value::Array(values)) if !values.is_empty() => {}
+                ("enum", Value::Array(values)) if !values.is_empty() => check_numbers(value, here)?,
+                ("const", value) => check_numbers(value, here)?,
                 ("enum", other) => return Err(part(&here(), "a list of at least one value", other)),
                 ("$ref", Value::String(target)) => {
                     let found = resolve(root, target).ok_or_else(|| {
@@ -99,6 +100,22 @@ fn check_type(value: &Value, at: impl Fn() -> String) -> Result<(), GrammarError
 /// Whether a number counts something; 3.0 does, too.
 fn is_count(value: &Value) -> bool {
     value.as_f64().is_some_and(|n| n >= 0.0 && n.fract() == 0.0 && n <= f64::from(u32::MAX))
+}
+
+/// Numbers within a value that an answer may be: the compiler turns signs in 64 bits.
+fn check_numbers(value: &Value, here: impl Fn() -> String) -> Result<(), GrammarError> {
+    let mut open = vec![value];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Number(number) if number.as_f64().is_none_or(|n| n.abs() > LARGEST) => {
+                return Err(part(&here(), "numbers from -9e18 to 9e18", value));
+            }
+            Value::Array(items) => open.extend(items),
+            Value::Object(map) => open.extend(map.values()),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The part of a schema that a reference names, as the compiler reads it: names stand in it as they are.
@@ -201,6 +218,10 @@ mod tests {
             (json!({"minimum": -1e19}), "at #/minimum: a number from -9e18 to 9e18"),
             (json!({"exclusiveMaximum": true}), "at #/exclusiveMaximum"),
             (json!({"required": "a"}), "at #/required: a list of strings"),
+            // One that has no positive counterpart in 64 bits sends the compiler round in circles.
+            (json!({"const": i64::MIN}), "at #/const: numbers from -9e18 to 9e18 expected, found -9223372036854775808"),
+            (json!({"items": {"enum": ["a", {"b": [i64::MIN]}]}}), "at #/items/enum: numbers from"),
+            (json!({"const": u64::MAX}), "at #/const"),
         ] {
             let message = refused(schema.clone());
             assert!(message.contains(found), "{schema}: {message}");

@@ -2,54 +2,16 @@
 // origin and that the console is silent.
 
 import assert from "node:assert/strict";
-import { mkdirSync } from "node:fs";
-import { join } from "node:path";
 import { after, before, test } from "node:test";
 
 import { Browser } from "./chromium.js";
 import { startServer } from "./mock_server.js";
+import { ANSWER, count, LAST, reader, strays, value } from "./reader.js";
 
-const SHOTS = process.env.PAGE_SHOTS; // a directory for screenshots, if wanted
 const PHONE = { width: 390, height: 844, touch: true };
 let browser;
-before(async () => {
-  browser = await Browser.start();
-  if (SHOTS) mkdirSync(SHOTS, { recursive: true });
-});
+before(async () => (browser = await Browser.start()));
 after(() => browser?.close());
-
-const count = (selector) => `document.querySelectorAll(${JSON.stringify(selector)}).length`;
-const value = (id) => `document.getElementById("${id}").textContent`;
-const LAST = `[...document.querySelectorAll(".assistant")].at(-1)`;
-const ANSWER = `${LAST}.querySelector(":scope > .text")`;
-
-/** Adds what readers do to a page. */
-function reader(page) {
-  return Object.assign(page, {
-    ready: () => page.until(`document.getElementById("dot").dataset.state === "ready"`, "the model's name"),
-    async write(text) {
-      await page.eval(`document.getElementById("prompt").focus()`);
-      await page.type(text);
-      await page.key("Enter");
-    },
-    streaming: () => page.until(`!document.getElementById("stop").hidden && ${ANSWER}.textContent.length > 40`, "an answer to begin"),
-    idle: () => page.until(`document.getElementById("stop").hidden`, "the answer to end"),
-    async ask(text) {
-      await page.write(text);
-      await page.until(`!document.getElementById("stop").hidden || document.querySelector(".error, .cost")`, "a request");
-      await page.idle();
-    },
-    press: (label, within = "document") => page.eval(`[...${within}.querySelectorAll("button")].filter((b) => b.checkVisibility() && (b.textContent === "${label}" || b.ariaLabel === "${label}")).at(-1).click()`),
-    async shoot(name) {
-      if (SHOTS) await page.shot(join(SHOTS, `${name}.png`));
-    },
-  });
-}
-
-/** What is wrong with where a page's requests went. */
-function strays(page, origin) {
-  return page.addresses.filter((address) => !address.startsWith(`${origin}/`));
-}
 
 /** Runs a test on a page of its own. `complaints`: what the console may say. */
 function pageTest(name, { look = {}, complaints = null, ...options }, body) {
@@ -183,7 +145,7 @@ pageTest("plain, automatic and fixed widths", {}, async (page, server) => {
   assert.equal(await page.eval(`document.querySelector("[name=mode][value=fixed]").checked`), true);
 });
 
-pageTest("without a drafter the panel says why", { speculation: { enabled: false, kind: null, why: "no drafter fits the model" } }, async (page, server) => {
+pageTest("without a drafter the panel says why", { speculation: { enabled: false, kind: "none", off_because: "no drafter fits the model" } }, async (page, server) => {
   assert.equal(await page.eval(value("drafter")), "Off: no drafter fits the model");
   assert.deepEqual(await page.eval(`[document.getElementById("modes").disabled, document.getElementById("compare").disabled]`), [true, true]);
   await page.ask("hi");

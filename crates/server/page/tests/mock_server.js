@@ -42,7 +42,7 @@ const XSS = `<img src=x onerror="window.pwned=1"> <script>window.pwned=1</script
 
 /** Starts one on a free port of the loopback. `options`: delay (ms a chunk), key, speculation, loading. */
 export async function startServer(options = {}) {
-  const state = { delay: 1, speculation: { enabled: true, kind: "mtp", drafter: "models/tiny-assistant", block_size: null }, requests: [], open: 0, ...options };
+  const state = { delay: 1, speculation: { enabled: true, kind: "mtp", drafter: "models/tiny-assistant", block_size: null, off_because: null }, requests: [], open: 0, ...options };
   const server = createServer((request, response) => {
     handle(state, request, response).catch((error) => {
       if (!response.headersSent) response.writeHead(500);
@@ -75,8 +75,8 @@ async function handle(state, request, response) {
     return refuse(response, 401, "expected an API key in the Authorization header, found none or another", "authentication_error");
   }
   if (path === "/props") {
-    const defaults = { temperature: 1, top_p: 0.949999988, top_k: 64, min_p: 0, repetition_penalty: 1, max_tokens: -1, seed: -1 };
-    return json(response, 200, { model_alias: "gemma-4-tiny-it", n_ctx: 8192, speculation: state.speculation, default_generation_settings: defaults });
+    const params = { temperature: 1, top_p: 0.949999988, top_k: 64, min_p: 0, repetition_penalty: 1, max_tokens: null };
+    return json(response, 200, { model_alias: "gemma-4-tiny-it", speculation: state.speculation, default_generation_settings: { n_ctx: 8192, params } });
   }
   if (path === "/v1/chat/completions" && request.method === "POST") return complete(state, JSON.parse(text), response);
   return refuse(response, 404, `no such route: ${path}`, "not_found_error");

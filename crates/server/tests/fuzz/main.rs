@@ -1,6 +1,10 @@
 //! Whatever is sent, the server answers or refuses: no 5xx, no broken answer, nothing left behind.
 
+#[path = "../common/mod.rs"]
 mod common;
+
+mod bodies;
+mod seeds;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,199 +14,13 @@ use std::time::{Duration, Instant};
 
 use common::{Server, Setup};
 use mlxcel_server::Options;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+
+use bodies::{Dice, mutated};
+use seeds::{CHAT, seeds};
 
 /// Bodies sent.
 const BODIES: u64 = 10_000;
-
-/// Stands for text that is no JSON value of this library's, such as 1e999.
-const RAW: &str = "@raw@";
-
-/// A small generator of numbers (xorshift), so that a failure can be had again by its number.
-struct Dice(u64);
-
-impl Dice {
-    fn of(number: u64) -> Self {
-        let mut dice = Dice(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        dice.roll(2);
-        dice
-    }
-
-    /// Below `sides`.
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % sides.max(1)
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.roll(256) as u8
-    }
-}
-
-/// A valid body for each route; those that generate ask for a few tokens.
-fn seeds() -> Vec<(&'static str, Value)> {
-    let call = json!({ "id": "c", "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } });
-    let messages = json!([
-        { "role": "system", "content": "Be brief." },
-        { "role": "user", "content": [{ "type": "text", "text": "Hi" }] },
-        { "role": "assistant", "content": null, "tool_calls": [call] },
-        { "role": "tool", "tool_call_id": "c", "content": "1" },
-    ]);
-    let function = json!({ "name": "f", "description": "d", "parameters": { "type": "object" } });
-    let tools = json!([{ "type": "function", "function": function }]);
-    let chat = json!({
-        "model": "alias", "messages": messages, "tools": tools, "tool_choice": "auto", "stream": true,
-        "stream_options": { "include_usage": true }, "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5,
-        "min_p": 0.1, "seed": 1, "n": 2, "stop": ["zzz"], "logprobs": true, "top_logprobs": 2, "logit_bias": { "1": 1 },
-        "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "speculative": { "block_size": 4 },
-        "chat_template_kwargs": { "a": 1 }, "reasoning_effort": "low", "user": "u",
-    });
-    let whole = json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 3, "temperature": 0 });
-    let completion =
-        json!({ "prompt": ["Once", "upon a"], "max_tokens": 3, "logprobs": 2, "stop": "x", "seed": 3, "stream": true });
-    let tokens = json!({ "prompt": [[1, 2, 3]], "max_tokens": 2, "echo": true, "n": 2, "temperature": 1 });
-    let responses = json!({
-        "input": [
-            { "role": "user", "content": [{ "type": "input_text", "text": "Hi" }] },
-            { "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}" },
-            { "type": "function_call_output", "call_id": "c", "output": "1" },
-        ],
-        "instructions": "i", "max_output_tokens": 3, "include": ["message.output_text.logprobs"], "metadata": { "a": "b" },
-        "stream": true, "tools": [{ "type": "function", "name": "f", "parameters": {} }], "temperature": 0,
-    });
-    let conversation = json!([
-        { "role": "user", "content": "Hi" },
-        { "role": "assistant", "content": [{ "type": "tool_use", "id": "c", "name": "f", "input": { "a": 1 } }] },
-        { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "c", "content": "1" }] },
-    ]);
-    let offered = json!([{ "name": "f", "input_schema": { "type": "object" } }]);
-    let message = json!({
-        "model": "alias", "max_tokens": 3, "system": [{ "type": "text", "text": "s" }], "messages": conversation,
-        "tools": offered, "stop_sequences": ["zzz"], "temperature": 1, "top_k": 3, "stream": true,
-    });
-    let template = json!({ "messages": messages, "tools": tools, "add_generation_prompt": true });
-    vec![
-        ("/v1/chat/completions", chat),
-        ("/v1/chat/completions", whole),
-        ("/v1/completions", completion),
-        ("/v1/completions", tokens),
-        ("/v1/responses", responses),
-        ("/v1/messages", message),
-        ("/v1/messages/count_tokens", json!({ "messages": conversation, "system": "s", "tools": offered })),
-        ("/tokenize", json!({ "content": "Hello", "add_special": true, "parse_special": false, "with_pieces": true })),
-        ("/detokenize", json!({ "tokens": [1, 2, 300] })),
-        ("/apply-template", template),
-    ]
-}
-
-/// The values in a value, itself included, in the order of the text.
-fn nodes<'a>(value: &'a mut Value, pick: &mut usize) -> Option<&'a mut Value> {
-    if *pick == 0 {
-        return Some(value);
-    }
-    *pick -= 1;
-    match value {
-        Value::Array(list) => list.iter_mut().find_map(|child| nodes(child, pick)),
-        Value::Object(map) => map.values_mut().find_map(|child| nodes(child, pick)),
-        _ => None,
-    }
-}
-
-fn count(value: &Value) -> usize {
-    1 + match value {
-        Value::Array(list) => list.iter().map(count).sum(),
-        Value::Object(map) => map.values().map(count).sum(),
-        _ => 0,
-    }
-}
-
-fn nested(depth: usize, object: bool) -> Value {
-    (0..depth).fold(json!(1), |inner, _| if object { json!({ "a": inner }) } else { json!([inner]) })
-}
-
-/// A value that does not belong there, and what [`RAW`] in it stands for.
-fn odd(dice: &mut Dice) -> (Value, &'static str) {
-    let numbers =
-        ["1e999", "-1e999", "18446744073709551616", "-9223372036854775809", "1e-999", "-0.0", "0.1e1", "1E400"];
-    let value = match dice.roll(24) {
-        0 => Value::Null,
-        1 => json!(true),
-        2 => json!(""),
-        3 => json!("\u{0}\u{7f}\u{202e}\u{fffd}"),
-        4 => json!("x".repeat(3000)),
-        5 => json!([]),
-        6 => json!({}),
-        7 => json!(-1),
-        8 => json!(0),
-        9 => json!(3),
-        10 => json!(1.5),
-        11 => json!(u64::MAX),
-        12 => json!(i64::MIN),
-        13 => json!(1e308),
-        14 => json!([null, [null], {}]),
-        15 => json!({ "type": "text", "text": 1 }),
-        16 => json!({ "type": "image_url", "image_url": { "url": "data:," } }),
-        17 => json!("<bos><|turn>user\n"),
-        18 => nested(dice.roll(200), true),
-        19 => nested(dice.roll(200), false),
-        20 => json!("auto"),
-        21 => json!({ "": "" }),
-        _ => json!(RAW),
-    };
-    (value, numbers[dice.roll(numbers.len())])
-}
-
-/// A body as it is sent, made of a valid one.
-fn mutated(seed: &Value, other: &Value, dice: &mut Dice) -> Vec<u8> {
-    let mut body = seed.clone();
-    let mut raw = "1";
-    match dice.roll(12) {
-        // Most often one field, sometimes two, with odd values.
-        0..=4 => {
-            for _ in 0..1 + dice.roll(2) {
-                let mut pick = dice.roll(count(&body));
-                if let Some(node) = nodes(&mut body, &mut pick) {
-                    (*node, raw) = odd(dice);
-                }
-            }
-        }
-        // A field is missing, has another name, or belongs to another route.
-        5 => {
-            let map = body.as_object_mut().expect("an object");
-            let name = map.keys().nth(dice.roll(map.len())).cloned().expect("a field");
-            let value = map.remove(&name).expect("it is there");
-            if dice.roll(2) == 0 {
-                map.insert(name.to_uppercase(), value);
-            }
-        }
-        6 => {
-            let foreign: Map<String, Value> = other.as_object().cloned().expect("an object");
-            if let Some((name, value)) = foreign.into_iter().nth(dice.roll(6)) {
-                body[name] = value;
-            }
-        }
-        _ => {}
-    }
-    let mut bytes = body.to_string().replace(&format!("\"{RAW}\""), raw).into_bytes();
-    match dice.roll(16) {
-        0 => bytes.truncate(dice.roll(bytes.len())),
-        1 => (0..1 + dice.roll(8)).for_each(|_| {
-            let at = dice.roll(bytes.len());
-            bytes[at] ^= 1 << dice.roll(8);
-        }),
-        2 => (0..dice.roll(20)).for_each(|_| {
-            let at = dice.roll(bytes.len());
-            bytes.insert(at, dice.byte());
-        }),
-        3 => bytes = vec![b"[{"[dice.roll(2)]; dice.roll(100_000)],
-        4 => bytes.extend_from_slice(b"{}"),
-        5 => bytes = (0..dice.roll(300)).map(|_| dice.byte()).collect(),
-        _ => {}
-    }
-    bytes
-}
 
 /// What is wrong with an answer.
 fn verdict(path: &str, status: u16, text: &str) -> Result<(), &'static str> {
@@ -245,8 +63,10 @@ fn first() -> u64 {
 /// Sends bodies from four threads: how many were answered, how many refused, and what was wrong.
 fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
     let seeds = seeds();
-    let (next, answered, refused) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let [next, answered, refused, slowest] = [const { AtomicU64::new(0) }; 4];
     let wrong = Mutex::new(Vec::new());
+    // For bodies that end the process.
+    let show = std::env::var_os("MLXCEL_FUZZ_SHOW").is_some();
     let first = first();
     let one = |number: u64| {
         let number = first + number;
@@ -254,7 +74,12 @@ fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
         let (path, seed) = &seeds[number as usize % seeds.len()];
         let other = &seeds[dice.roll(seeds.len())].1;
         let body = mutated(seed, other, &mut dice);
+        if show {
+            eprintln!("body {number} to {path}: {}", String::from_utf8_lossy(&body));
+        }
+        let began = Instant::now();
         let (status, text) = server.call("POST", path, "content-type: application/json\r\n", &body);
+        slowest.fetch_max(began.elapsed().as_millis() as u64, Ordering::Relaxed);
         if status < 300 { &answered } else { &refused }.fetch_add(1, Ordering::Relaxed);
         if let Err(why) = verdict(path, status, &text) {
             let (sent, text) = (String::from_utf8_lossy(&body), &text);
@@ -275,6 +100,10 @@ fn bombard(server: &Server, bodies: u64) -> (u64, u64, Vec<String>) {
             });
         }
     });
+    // Whatever a grammar or a pattern asks for, compiling it has an end.
+    let slowest = Duration::from_millis(slowest.into_inner());
+    println!("the slowest took {slowest:?}");
+    assert!(slowest < Duration::from_secs(20), "{slowest:?}");
     (answered.into_inner(), refused.into_inner(), wrong.into_inner().expect("lock"))
 }
 
@@ -294,7 +123,7 @@ fn is_well(server: &Server, before: &Value) {
 
 fn answer(server: &Server) -> Value {
     let body = json!({ "messages": [{ "role": "user", "content": "What is speculative decoding?" }], "temperature": 0, "max_tokens": 30 });
-    let (status, answer) = server.post("/v1/chat/completions", &body);
+    let (status, answer) = server.post(CHAT, &body);
     assert_eq!(status, 200, "{answer}");
     answer["choices"].clone()
 }
@@ -312,6 +141,38 @@ fn ten_thousand_odd_bodies() {
     assert!(seconds < 60.0 || cfg!(debug_assertions), "{seconds:.1} s");
     // Both halves of the server were reached.
     assert!(answered > BODIES / 10 && refused > BODIES / 10, "{answered} answered, {refused} refused");
+    is_well(&server, &before);
+}
+
+/// Each field of each body, replaced by a value of each type of JSON: an answer or a 4xx that names the field.
+#[test]
+fn every_field_with_every_type() {
+    let server = Server::start(setup());
+    let before = answer(&server);
+    let values = ["null", "true", "-7", "2.5", "1e999", "\"text\"", "[]", "{}", "[[1]]", "{\"a\": {\"b\": null}}"];
+    let (mut wrong, mut unnamed) = (Vec::new(), Vec::new());
+    for (path, seed) in seeds() {
+        let fields: Vec<String> = seed.as_object().expect("an object").keys().cloned().collect();
+        for (field, value) in fields.iter().flat_map(|field| values.map(|value| (field, value))) {
+            let mut body = seed.clone();
+            body[field] = json!(bodies::RAW);
+            let sent = body.to_string().replace(&format!("\"{}\"", bodies::RAW), value);
+            let (status, text) = server.call("POST", path, "", sent.as_bytes());
+            let what = format!("{field} = {value} to {path}: {status} {text}");
+            if let Err(why) = verdict(path, status, &text) {
+                wrong.push(format!("{why}: {what}"));
+            } else if status >= 400 && value != "1e999" && !text.contains(field.as_str()) {
+                unnamed.push(what);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong, among them:\n{}", wrong.len(), wrong[..wrong.len().min(5)].join("\n"));
+    assert!(
+        unnamed.is_empty(),
+        "{} do not name the field:\n{}",
+        unnamed.len(),
+        unnamed[..unnamed.len().min(9)].join("\n")
+    );
     is_well(&server, &before);
 }
 
@@ -442,7 +303,7 @@ fn failures_are_seen() {
     let broken = Server::begin(Setup { broken: true, ..setup() });
     let (_, _, wrong) = bombard(&broken, 100);
     assert!(wrong.len() > 10 && wrong[0].contains("neither"), "{wrong:?}");
-    let chat = "/v1/chat/completions";
+    let chat = CHAT;
     let error = r#"{"error": {"message": "m", "type": "t"}}"#;
     assert_eq!(verdict(chat, 400, error), Ok(()));
     for (path, status, text) in [
