@@ -18,7 +18,7 @@ use crate::failure::{Dialect, refused};
 use crate::generate::{End, Piece, Speech, Wanted, request, sampling};
 use crate::logprobs::token_logprob;
 use crate::sse::{Events, Gone, stream};
-use crate::{constraint, prompt};
+use crate::{constraint, exchange, prompt};
 
 /// The route.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> Response {
@@ -36,7 +36,7 @@ async fn answer(app: &Shared, incoming: Body) -> Result<Response, ApiError> {
     let talk = Talk { id: identifier("chatcmpl-"), created: now(), facts };
     if wanted.stream {
         let usage = wanted.stream_options.is_some_and(|options| options.include_usage);
-        return Ok(stream(move |events| talk.stream(speeches, usage, events)));
+        return Ok(stream(Dialect::OpenAi, move |events| talk.stream(speeches, usage, events)));
     }
     Ok(json(&talk.whole(speeches).await?))
 }
@@ -51,7 +51,13 @@ pub fn check_model(asked: Option<&str>, facts: &Facts) -> Result<(), ApiError> {
             let served: Vec<&str> = facts.names.iter().map(String::as_str).collect();
             Err(ApiError::model_not_found(name, &served))
         }
-        _ => Ok(()),
+        _ => {
+            // Only names that are served: what is counted by name must not grow with what clients think up.
+            if let Some(record) = exchange::current() {
+                record.model(asked, facts.name());
+            }
+            Ok(())
+        }
     }
 }
 

@@ -35,7 +35,7 @@ async fn answer(app: &Shared, incoming: Body) -> Result<Response, ApiError> {
     let talk = Talk { id: identifier("cmpl-"), created: now(), facts, logprobs: wanted.logprobs.is_some() };
     if wanted.stream {
         let usage = wanted.stream_options.is_some_and(|options| options.include_usage);
-        return Ok(stream(move |events| talk.stream(lines, usage, events)));
+        return Ok(stream(Dialect::OpenAi, move |events| talk.stream(lines, usage, events)));
     }
     Ok(json(&talk.whole(lines).await?))
 }

@@ -1,5 +1,7 @@
 //! From a request's parameters to the engine's, and from its events to what was said.
 
+use std::sync::Arc;
+
 use mlxcel_engine::grammar::Constraint;
 use mlxcel_engine::sample::{SamplingParams, TokenLogprobs};
 use mlxcel_engine::{Event, FinishReason, Finished, Request, Rounds, TokenEvent};
@@ -7,6 +9,7 @@ use mlxcel_protocol::openai::{Timings, Usage};
 use mlxcel_protocol::{ApiError, ErrorKind, Sampling, Speculative};
 use mlxcel_text::parse::{Delta, Parser};
 
+use crate::exchange::{self, Record};
 use crate::facts::Facts;
 use crate::worker::Answer;
 
@@ -148,13 +151,14 @@ pub struct Speech {
     reasoning_tokens: u64,
     called: bool,
     ended: bool,
+    record: Option<Arc<Record>>,
 }
 
 impl Speech {
     /// Of a request that was taken; `thinking` says that the prompt opened a block of thoughts.
     pub fn new(answer: Answer, parser: Parser, thinking: bool) -> Self {
-        let (reasoning_tokens, called, ended) = (0, false, false);
-        Speech { answer, parser, ready: Default::default(), thinking, reasoning_tokens, called, ended }
+        let (reasoning_tokens, called, ended, record) = (0, false, false, exchange::current());
+        Speech { answer, parser, ready: Default::default(), thinking, reasoning_tokens, called, ended, record }
     }
 
     /// The next piece; `None` after the end.
@@ -183,6 +187,9 @@ impl Speech {
     }
 
     fn token(&mut self, token: TokenEvent) {
+        if let Some(record) = &self.record {
+            record.token();
+        }
         if let Some(logprob) = token.logprob {
             self.ready.push_back(Piece::Logprob(logprob, token.token));
         }
@@ -206,10 +213,15 @@ impl Speech {
     }
 
     fn end(&mut self, end: Finished) -> Result<(), ApiError> {
+        let record = self.record.take();
         self.ended = true;
         let mut deltas = self.parser.push(&end.text);
         deltas.extend(self.parser.finish());
         self.hand_on(deltas);
+        let reason = end.reason.name();
+        if let (Some(record), FinishReason::Cancelled | FinishReason::Error(_)) = (&record, &end.reason) {
+            record.broken(reason);
+        }
         let (cut, stop_string) = match &end.reason {
             FinishReason::StopToken(_) | FinishReason::Grammar => (false, None),
             FinishReason::StopString(which) => (false, Some(*which)),
@@ -223,7 +235,7 @@ impl Speech {
             FinishReason::Error(why) => return Err(ApiError::new(ErrorKind::Internal, why.clone())),
         };
         let completion_tokens = end.completion_tokens as u64;
-        self.ready.push_back(Piece::End(Box::new(End {
+        let end = End {
             cut,
             stop_string,
             called: self.called,
@@ -233,7 +245,19 @@ impl Speech {
             reasoning_tokens: self.reasoning_tokens.min(completion_tokens),
             rounds: end.rounds,
             seconds: (end.timings.prefill, end.timings.decode),
-        })));
+        };
+        if let Some(record) = record {
+            record.ended(&end, reason);
+        }
+        self.ready.push_back(Piece::End(Box::new(end)));
         Ok(())
+    }
+}
+
+impl Drop for Speech {
+    fn drop(&mut self) {
+        if let Some(record) = self.record.take() {
+            record.broken("cancelled");
+        }
     }
 }

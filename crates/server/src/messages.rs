@@ -36,7 +36,7 @@ async fn answer(app: &Shared, incoming: Body) -> Result<Response, ApiError> {
     };
     let talk = Talk { id: identifier("msg_"), facts, stops: wanted.sampling.stop.clone() };
     if wanted.stream {
-        return Ok(stream(move |events| talk.stream(speech, events)));
+        return Ok(stream(Dialect::Anthropic, move |events| talk.stream(speech, events)));
     }
     Ok(json(&talk.whole(speech).await?))
 }

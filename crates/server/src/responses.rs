@@ -34,7 +34,7 @@ async fn answer(app: &Shared, incoming: Body) -> Result<HttpResponse, ApiError> 
     let writer = Writer::new(begin(&wanted, &facts));
     let talk = Talk { writer, facts };
     if wanted.stream {
-        return Ok(stream(move |events| talk.stream(speech, events)));
+        return Ok(stream(Dialect::OpenAi, move |events| talk.stream(speech, events)));
     }
     Ok(json(&talk.whole(speech).await?))
 }
