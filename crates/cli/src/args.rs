@@ -263,11 +263,18 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Cli {
         "serve" => verb.mut_args(crate::serve::args::variable),
         _ => verb.mut_args(set),
     });
-    let matches = command.get_matches_from(spelled_out(args));
+    let mut command = command;
+    let matches = command.clone().get_matches_from(spelled_out(args));
+    if matches.subcommand_name() == Some("serve")
+        && let Some(serve) = command.find_subcommand("serve")
+        && let Some(message) = crate::serve::args::empty_variable(serve.get_arguments())
+    {
+        command.error(clap::error::ErrorKind::InvalidValue, message).exit();
+    }
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
-/// The arguments with `-md` and `-np`, which users of other engines type, as `--model-draft` and `--parallel`.
+/// The arguments with `-md`, `-np`, `-to` and `-rea`, which users of other engines type, as their long names.
 pub(crate) fn spelled_out(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut rest = false;
     args.map(|arg| {
@@ -277,6 +284,8 @@ pub(crate) fn spelled_out(args: impl Iterator<Item = OsString>) -> Vec<OsString>
             _ if rest => arg,
             Some("-md") => "--model-draft".into(),
             Some("-np") => "--parallel".into(),
+            Some("-to") => "--timeout".into(),
+            Some("-rea") => "--reasoning".into(),
             Some(text) => text.strip_prefix("-md=").map_or(arg.clone(), |path| format!("--model-draft={path}").into()),
             None => arg,
         }

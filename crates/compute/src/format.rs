@@ -198,7 +198,6 @@ impl HostWeight {
         }
     }
 
-
     /// Stored rows from the first of the first matrix to the last of the last.
     pub fn rows(&self) -> usize {
         (self.experts - 1) * self.stride + self.outputs

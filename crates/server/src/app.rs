@@ -14,7 +14,9 @@ use mlxcel_protocol::{ApiError, ErrorKind};
 use serde::Serialize;
 use subtle::ConstantTimeEq;
 
+use crate::exchange::Observer;
 use crate::failure::Dialect;
+use crate::guard::guarded;
 use crate::metrics::Metrics;
 use crate::worker::Worker;
 use crate::{Facts, chat, completion, messages, native, page, responses};
@@ -32,6 +34,18 @@ pub struct Options {
     pub slots: bool,
     /// How long a client may take to send a body.
     pub read_timeout: Duration,
+    /// How long a client may take no byte of its answer.
+    pub write_timeout: Duration,
+    /// How long a connection may take to bring the head of a request, the time before its first byte included.
+    pub idle_timeout: Duration,
+    /// Connections that may be open; more are answered 503.
+    pub max_connections: usize,
+    /// Whether every request is a line of the log.
+    pub log_requests: bool,
+    /// Hears of every request when it is over.
+    pub observer: Option<Observer>,
+    /// Whether the header `x-fault` makes requests fail, for tests.
+    pub faults: bool,
 }
 
 impl Default for Options {
@@ -41,7 +55,13 @@ impl Default for Options {
             max_body: 8 << 20,
             metrics: true,
             slots: true,
-            read_timeout: Duration::from_secs(30),
+            read_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(30),
+            max_connections: 512,
+            log_requests: true,
+            observer: None,
+            faults: false,
         }
     }
 }
@@ -101,7 +121,9 @@ pub fn router(app: Shared) -> Router {
         .route("/page/{name}", get(page::file))
         .route("/health", get(native::health))
         .route("/v1/health", get(native::health));
-    api.merge(open).fallback(nowhere).method_not_allowed_fallback(wrong_method).with_state(app)
+    let routes = api.merge(open).fallback(nowhere).method_not_allowed_fallback(wrong_method);
+    // Outermost: a request that is refused, or that no route takes, is a request.
+    routes.layer(middleware::from_fn_with_state(Arc::clone(&app), guarded)).with_state(app)
 }
 
 async fn nowhere(uri: Uri) -> Response {
@@ -115,7 +137,7 @@ async fn wrong_method(method: Method, uri: Uri) -> Response {
 }
 
 /// Whose errors a path writes.
-fn dialect(path: &str) -> Dialect {
+pub fn dialect(path: &str) -> Dialect {
     if path.starts_with("/v1/messages") { Dialect::Anthropic } else { Dialect::OpenAi }
 }
 

@@ -15,7 +15,7 @@ use mlxcel_text::parse::Delta;
 use crate::app::{App, Shared, identifier, json, now};
 use crate::calls::Calls;
 use crate::constraint::Thinking;
-use crate::exchange::exchange;
+use crate::dispatch::dispatch;
 use crate::facts::Facts;
 use crate::failure::{Dialect, refused};
 use crate::generate::{End, Piece, Speech, Wanted, request, sampling};
@@ -26,7 +26,7 @@ use crate::{constraint, prompt};
 
 /// The route.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> Response {
-    exchange(app, incoming, Dialect::OpenAi, |wanted: &ChatRequest| wanted.model.as_deref(), answer).await
+    dispatch(app, incoming, Dialect::OpenAi, |wanted: &ChatRequest| wanted.model.as_deref(), answer).await
 }
 
 async fn answer(app: Shared, facts: Arc<Facts>, wanted: ChatRequest) -> Result<Response, ApiError> {
@@ -35,7 +35,7 @@ async fn answer(app: Shared, facts: Arc<Facts>, wanted: ChatRequest) -> Result<R
     if wanted.stream {
         let usage = wanted.stream_options.is_some_and(|options| options.include_usage);
         let timed = wanted.sampling.timings_per_token;
-        return Ok(stream(move |events| talk.stream(speeches, usage, timed, events)));
+        return Ok(stream(Dialect::OpenAi, move |events| talk.stream(speeches, usage, timed, events)));
     }
     Ok(json(&talk.whole(speeches).await?))
 }

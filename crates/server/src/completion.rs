@@ -13,7 +13,7 @@ use mlxcel_text::parse::{Delta, Parser, ParserKind, ParserOptions};
 
 use crate::app::{App, Shared, identifier, json, now};
 use crate::chat::{finish_reason, sum};
-use crate::exchange::exchange;
+use crate::dispatch::dispatch;
 use crate::facts::Facts;
 use crate::failure::{Dialect, refused};
 use crate::generate::{End, Piece, Speech, Wanted, request, sampling};
@@ -22,7 +22,7 @@ use crate::{constraint, logprobs};
 
 /// The route.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> Response {
-    exchange(app, incoming, Dialect::OpenAi, |wanted: &CompletionRequest| wanted.model.as_deref(), answer).await
+    dispatch(app, incoming, Dialect::OpenAi, |wanted: &CompletionRequest| wanted.model.as_deref(), answer).await
 }
 
 async fn answer(app: Shared, facts: Arc<Facts>, wanted: CompletionRequest) -> Result<Response, ApiError> {
@@ -31,7 +31,7 @@ async fn answer(app: Shared, facts: Arc<Facts>, wanted: CompletionRequest) -> Re
     if wanted.stream {
         let usage = wanted.stream_options.is_some_and(|options| options.include_usage);
         let timed = wanted.sampling.timings_per_token;
-        return Ok(stream(move |events| talk.stream(lines, usage, timed, events)));
+        return Ok(stream(Dialect::OpenAi, move |events| talk.stream(lines, usage, timed, events)));
     }
     Ok(json(&talk.whole(lines).await?))
 }

@@ -24,6 +24,8 @@ pub struct Facts {
     pub parser: ParserKind,
     /// Whether thoughts come as `reasoning_content`, apart from the content.
     pub split_reasoning: bool,
+    /// Whether templates are asked to think where the request says nothing; `None` leaves it to the template.
+    pub reasoning: Option<bool>,
     /// Positions of a sequence.
     pub context: usize,
     /// Requests at once.

@@ -3,7 +3,8 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use mlxcel_engine::RequestError;
-use mlxcel_protocol::{ApiError, ErrorKind};
+use mlxcel_protocol::anthropic::StreamEvent;
+use mlxcel_protocol::{ApiError, ErrorKind, sse as wire};
 
 use crate::worker::Refusal;
 
@@ -38,6 +39,18 @@ impl Dialect {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+
+    /// The event that ends a stream with an error.
+    pub fn event(self, error: &ApiError) -> String {
+        // Strings alone: nothing in them that JSON could not hold.
+        match self {
+            Dialect::OpenAi => wire::data(&error.openai()).unwrap_or_default() + wire::DONE,
+            Dialect::Anthropic => {
+                let event = StreamEvent::from(error);
+                wire::event(event.name(), &event).unwrap_or_default()
+            }
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! From a request's parameters to the engine's, and from its events to what was said.
 
+use std::sync::Arc;
+
 use mlxcel_engine::grammar::Constraint;
 use mlxcel_engine::sample::{SamplingParams, TokenLogprobs};
 use mlxcel_engine::{Event, FinishReason, Finished, Progress, Request, Rounds, TokenEvent};
@@ -7,6 +9,7 @@ use mlxcel_protocol::openai::{Timings, Usage};
 use mlxcel_protocol::{ApiError, ErrorKind, Sampling, Speculative};
 use mlxcel_text::parse::{Delta, Parser};
 
+use crate::exchange::{self, Record};
 use crate::facts::Facts;
 use crate::worker::Answer;
 
@@ -157,13 +160,14 @@ pub struct Speech {
     called: bool,
     ended: bool,
     progress: Progress,
+    record: Option<Arc<Record>>,
 }
 
 impl Speech {
     /// Of a request that was taken; `thinking` says that the prompt opened a block of thoughts.
     pub fn new(answer: Answer, parser: Parser, thinking: bool) -> Self {
-        let (ready, progress) = Default::default();
-        Speech { answer, parser, ready, thinking, reasoning_tokens: 0, called: false, ended: false, progress }
+        let (ready, progress, record) = (Default::default(), Progress::default(), exchange::current());
+        Speech { answer, parser, ready, thinking, reasoning_tokens: 0, called: false, ended: false, progress, record }
     }
 
     /// How long it took so far. Rounds are counted when they are over.
@@ -211,6 +215,9 @@ impl Speech {
 
     fn token(&mut self, token: TokenEvent) {
         self.progress = token.progress;
+        if let Some(record) = &self.record {
+            record.token();
+        }
         if let Some(logprob) = token.logprob {
             self.ready.push_back(Piece::Logprob(logprob, token.token));
         }
@@ -234,10 +241,15 @@ impl Speech {
     }
 
     fn end(&mut self, end: Finished) -> Result<(), ApiError> {
+        let record = self.record.take();
         self.ended = true;
         let mut deltas = self.parser.push(&end.text);
         deltas.extend(self.parser.finish());
         self.hand_on(deltas);
+        let reason = end.reason.name();
+        if let (Some(record), FinishReason::Cancelled | FinishReason::Error(_)) = (&record, &end.reason) {
+            record.broken(reason);
+        }
         let (cut, stop_string) = match &end.reason {
             FinishReason::StopToken(_) | FinishReason::Grammar => (false, None),
             FinishReason::StopString(which) => (false, Some(*which)),
@@ -251,7 +263,7 @@ impl Speech {
             FinishReason::Error(why) => return Err(ApiError::new(ErrorKind::Internal, why.clone())),
         };
         let completion_tokens = end.completion_tokens as u64;
-        self.ready.push_back(Piece::End(Box::new(End {
+        let end = End {
             cut,
             stop_string,
             called: self.called,
@@ -262,7 +274,19 @@ impl Speech {
             rounds: end.rounds,
             block_size: end.block_size,
             seconds: (end.timings.prefill, end.timings.decode),
-        })));
+        };
+        if let Some(record) = record {
+            record.ended(&end, reason);
+        }
+        self.ready.push_back(Piece::End(Box::new(end)));
         Ok(())
+    }
+}
+
+impl Drop for Speech {
+    fn drop(&mut self) {
+        if let Some(record) = self.record.take() {
+            record.broken("cancelled");
+        }
     }
 }

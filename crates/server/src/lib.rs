@@ -9,15 +9,20 @@ mod calls;
 mod chat;
 mod completion;
 mod constraint;
+mod dispatch;
 mod exchange;
 mod facts;
 mod failure;
 mod generate;
+mod guard;
 mod logprobs;
 mod messages;
 mod metrics;
 mod native;
+#[cfg(feature = "otel")]
+pub mod otel;
 mod page;
+mod patient;
 mod prompt;
 mod responses;
 mod serve;
@@ -25,6 +30,7 @@ mod sse;
 mod worker;
 
 pub use app::{App, Options, Shared, now, router};
+pub use exchange::{Exchange, Observer};
 pub use facts::{Facts, Size, Speculation};
 pub use failure::Dialect;
 pub use metrics::Metrics;

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use crate::app::{Shared, identifier, json};
 use crate::calls::Calls;
 use crate::chat::{Heard, finish_reason, speak};
-use crate::exchange::exchange;
+use crate::dispatch::dispatch;
 use crate::facts::Facts;
 use crate::failure::Dialect;
 use crate::generate::{End, Piece, Speech};
@@ -25,7 +25,7 @@ use crate::sse::{Events, Gone, stream};
 
 /// `POST /v1/messages`.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> Response {
-    exchange(app, incoming, Dialect::Anthropic, |wanted: &MessagesRequest| wanted.prompt.model.as_deref(), answer).await
+    dispatch(app, incoming, Dialect::Anthropic, |wanted: &MessagesRequest| wanted.prompt.model.as_deref(), answer).await
 }
 
 async fn answer(app: Shared, facts: Arc<Facts>, wanted: MessagesRequest) -> Result<Response, ApiError> {
@@ -35,14 +35,14 @@ async fn answer(app: Shared, facts: Arc<Facts>, wanted: MessagesRequest) -> Resu
     };
     let talk = Talk { id: identifier("msg_"), facts, stops: wanted.sampling.stop.clone() };
     if wanted.stream {
-        return Ok(stream(move |events| talk.stream(speech, events)));
+        return Ok(stream(Dialect::Anthropic, move |events| talk.stream(speech, events)));
     }
     Ok(json(&talk.whole(speech).await?))
 }
 
 /// `POST /v1/messages/count_tokens`.
 pub async fn count(State(app): State<Shared>, incoming: Body) -> Response {
-    exchange(app, incoming, Dialect::Anthropic, |wanted: &CountTokensRequest| wanted.model.as_deref(), counted).await
+    dispatch(app, incoming, Dialect::Anthropic, |wanted: &CountTokensRequest| wanted.model.as_deref(), counted).await
 }
 
 async fn counted(_: Shared, facts: Arc<Facts>, wanted: CountTokensRequest) -> Result<Response, ApiError> {

@@ -53,7 +53,7 @@ pub async fn models(State(app): State<Shared>) -> Response {
 /// `GET /v1/models/{id}`; names may hold slashes.
 pub async fn model(State(app): State<Shared>, Path(id): Path<String>) -> Response {
     respond(app.facts().and_then(|facts| {
-        crate::exchange::check_model(Some(&id), &facts)?;
+        crate::dispatch::check_model(Some(&id), &facts)?;
         Ok(as_model(&facts, &id))
     }))
 }

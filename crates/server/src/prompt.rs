@@ -77,11 +77,15 @@ fn text(
     };
     let messages: Vec<Value> = messages.iter().map(for_template).collect();
     let tools = json!(tools);
+    let mut extra = extra.clone();
+    if let Some(on) = facts.reasoning {
+        extra.entry("enable_thinking").or_insert(json!(on));
+    }
     let request = RenderRequest {
         messages: &messages,
         tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(&tools),
         add_generation_prompt: open,
-        extra: extra.clone(),
+        extra,
     };
     template.render(&request).map_err(|e| ApiError::parameter("messages", e))
 }

@@ -12,7 +12,7 @@ use mlxcel_protocol::{ApiError, ErrorKind, sse as wire};
 
 use crate::app::{Shared, identifier, json, now};
 use crate::chat::speak;
-use crate::exchange::exchange;
+use crate::dispatch::dispatch;
 use crate::facts::Facts;
 use crate::failure::Dialect;
 use crate::generate::{Piece, Speech};
@@ -22,7 +22,7 @@ use writer::Writer;
 
 /// The route.
 pub async fn route(State(app): State<Shared>, incoming: Body) -> HttpResponse {
-    exchange(app, incoming, Dialect::OpenAi, |wanted: &ResponsesRequest| wanted.model.as_deref(), answer).await
+    dispatch(app, incoming, Dialect::OpenAi, |wanted: &ResponsesRequest| wanted.model.as_deref(), answer).await
 }
 
 async fn answer(app: Shared, facts: Arc<Facts>, wanted: ResponsesRequest) -> Result<HttpResponse, ApiError> {
@@ -34,7 +34,7 @@ async fn answer(app: Shared, facts: Arc<Facts>, wanted: ResponsesRequest) -> Res
     let writer = Writer::new(begin(&wanted, &facts));
     let talk = Talk { writer, facts };
     if wanted.stream {
-        return Ok(stream(move |events| talk.stream(speech, events)));
+        return Ok(stream(Dialect::OpenAi, move |events| talk.stream(speech, events)));
     }
     Ok(json(&talk.whole(speech).await?))
 }

@@ -1,13 +1,20 @@
 //! Streams of server-sent events.
 
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt as _;
 use mlxcel_protocol::sse::KEEP_ALIVE;
 use tokio::sync::mpsc;
+
+use crate::exchange::{self, Fault};
+use crate::failure::Dialect;
+use crate::guard::panicked;
 
 /// Events that may wait for a slow client; beyond, the answer waits.
 const WAITING: usize = 64;
@@ -18,6 +25,8 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// The writing end of a stream.
 pub struct Events {
     sender: mpsc::Sender<String>,
+    /// Events until the fault that was asked for.
+    fuse: Option<AtomicU32>,
 }
 
 /// The client is gone.
@@ -29,6 +38,9 @@ impl Events {
     /// # Errors
     /// [`Gone`].
     pub async fn send(&self, event: String) -> Result<(), Gone> {
+        if let Some(fuse) = &self.fuse {
+            assert!(fuse.fetch_sub(1, Ordering::Relaxed) > 0, "a fault that was asked for");
+        }
         self.sender.send(event).await.map_err(|_| Gone)
     }
 
@@ -49,14 +61,31 @@ impl Events {
     }
 }
 
-/// A response whose events `write` sends. It runs as a task of its own and ends early when the client goes away.
-pub fn stream<W, F>(write: W) -> Response
+/// A response whose events `write` sends. It runs as a task of its own and ends early when the client goes away; if it panics, the
+/// stream ends with an error.
+pub fn stream<W, F>(dialect: Dialect, write: W) -> Response
 where
     W: FnOnce(Events) -> F,
     F: Future<Output = Result<(), Gone>> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel(WAITING);
-    tokio::spawn(write(Events { sender }));
+    let record = exchange::current();
+    let faulty = record.as_ref().is_some_and(|record| record.fault == Some(Fault::Stream));
+    let (last, fuse) = (sender.clone(), faulty.then(|| AtomicU32::new(2)));
+    let writing = AssertUnwindSafe(write(Events { sender, fuse })).catch_unwind();
+    let task = async move {
+        if let Err(panic) = writing.await {
+            // Nobody may listen any more.
+            let _ = last.send(dialect.event(&panicked(&*panic))).await;
+        }
+    };
+    match record {
+        Some(record) => {
+            record.streamed();
+            tokio::spawn(exchange::within(record, task));
+        }
+        None => drop(tokio::spawn(task)),
+    }
     let events = futures_util::stream::unfold(receiver, |mut receiver| async {
         receiver.recv().await.map(|event| (Ok::<_, Infallible>(event), receiver))
     });

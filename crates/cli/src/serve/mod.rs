@@ -1,6 +1,7 @@
 //! `mlxcel serve`, and the binary `mlxcel-server`, which is the same.
 
 pub mod args;
+mod telemetry;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use mlxcel_text::parse::ParserKind;
 use crate::draft::{self, Drafting, Gate, Notice};
 use crate::load::{Loaded, open};
 use crate::locate::Environment;
-use crate::serve::args::{ReasoningArg, ServeArgs};
+use crate::serve::args::{ReasoningArg, ServeArgs, ThinkArg};
 
 /// Context where neither the operator nor the model asks for less.
 const CONTEXT: usize = 8192;
@@ -28,15 +29,27 @@ const CONTEXT: usize = 8192;
 /// Anything a user can mend: the address is taken, a key file is empty, the model cannot be loaded.
 pub fn run(args: &ServeArgs, environment: &Environment) -> Result<ExitCode> {
     log_to(args.log_file.as_deref())?;
+    let telemetry = telemetry::start(args.otlp_endpoint.as_deref())?;
+    let timeout = Duration::from_secs(u64::from(args.timeout));
     let options = Options {
         api_keys: keys(args)?,
         max_body: args.max_body as usize * (1 << 20),
-        metrics: !args.no_metrics,
-        slots: !args.no_slots,
+        metrics: args.metrics && !args.no_metrics,
+        slots: args.slots && !args.no_slots,
+        read_timeout: timeout,
+        write_timeout: timeout,
+        idle_timeout: Duration::from_secs(u64::from(args.timeout_idle)),
+        max_connections: args.max_connections as usize,
+        log_requests: args.log_requests && !args.no_log_requests,
+        observer: telemetry.observer(),
         ..Options::default()
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(serve(args.clone(), environment.clone(), options))
+    let result = runtime.block_on(serve(args.clone(), environment.clone(), options));
+    // Requests that were cut off end with the runtime, and are heard of.
+    drop(runtime);
+    telemetry.stop();
+    result
 }
 
 async fn serve(args: ServeArgs, environment: Environment, options: Options) -> Result<ExitCode> {
@@ -205,6 +218,11 @@ fn load(args: &ServeArgs, environment: &Environment) -> Result<Ready<Facts>> {
         factory: Default::default(),
         parser,
         split_reasoning: args.reasoning_format == ReasoningArg::Auto,
+        reasoning: match args.reasoning {
+            ThinkArg::On => Some(true),
+            ThinkArg::Off => Some(false),
+            ThinkArg::Auto => None,
+        },
         context,
         parallel,
         max_tokens: usize::try_from(args.predict).ok(),

@@ -30,6 +30,10 @@ pub struct Setup {
     pub context: usize,
     /// Bytes of the prefix cache.
     pub cache: usize,
+    /// Whether templates are asked to think.
+    pub reasoning: Option<bool>,
+    /// Bytes that the system keeps of what a client does not read.
+    pub send_buffer: Option<u32>,
     pub options: Options,
     /// Sleeps before it loads.
     pub delay: Duration,
@@ -48,6 +52,8 @@ impl Default for Setup {
             queue: 64,
             context: 1024,
             cache: 64 << 20,
+            reasoning: None,
+            send_buffer: None,
             options: Options::default(),
             delay: Duration::ZERO,
             broken: false,
@@ -93,6 +99,7 @@ fn load(setup: &Setup) -> Result<Ready<Facts>, String> {
         factory: Default::default(),
         parser,
         split_reasoning: true,
+        reasoning: setup.reasoning,
         context: setup.context,
         parallel: setup.parallel,
         max_tokens: None,
@@ -136,7 +143,7 @@ impl Server {
     /// Starts one.
     pub fn begin(setup: Setup) -> Server {
         let metrics = Arc::new(Metrics::new());
-        let options = setup.options.clone();
+        let (options, send_buffer) = (setup.options.clone(), setup.send_buffer);
         let worker = Worker::start(setup.queue, Arc::clone(&metrics), move || load(&setup)).expect("a thread");
         let app = Arc::new(App { worker, metrics, options });
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -146,7 +153,12 @@ impl Server {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
             runtime.block_on(async {
-                let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+                let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+                if let Some(bytes) = send_buffer {
+                    socket.set_send_buffer_size(bytes).expect("a size");
+                }
+                socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+                let listener = socket.listen(1024).expect("it listens");
                 here.send(listener.local_addr().expect("an address")).expect("the test waits");
                 let stop = async { drop(stopped.await) };
                 mlxcel_server::serve(listener, shared, stop, Duration::from_secs(2)).await.expect("served");

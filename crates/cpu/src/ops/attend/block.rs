@@ -109,9 +109,7 @@ fn several<L: Lanes, T: Element, const Q: usize>(
     let dim = queries[0].q.len();
     let (keys, values) = block.split_at(dim * KEY_BLOCK);
     let mut scores = [[0.0f32; KEY_BLOCK]; Q];
-    if L::ROWS >= 8 {
-        products::<L, T, Q, 4>(keys, queries, 0, &mut scores);
-    } else if Q == 1 {
+    if L::ROWS >= 8 || Q == 1 {
         products::<L, T, Q, 4>(keys, queries, 0, &mut scores);
     } else {
         products::<L, T, Q, 2>(keys, queries, 0, &mut scores);
