@@ -62,6 +62,11 @@ pub fn run(args: &SynthArgs, environment: &Environment) -> Result<ExitCode> {
         other => other?,
     };
     let seconds = started.elapsed().as_secs_f64();
+    if !args.quiet {
+        for note in &made.notes {
+            eprintln!("note: {note}");
+        }
+    }
     // A reader that went away is no error.
     let mut out = std::io::stdout();
     if args.json {
@@ -109,5 +114,6 @@ fn to_json(args: &SynthArgs, made: &Made, seconds: f64) -> Value {
         "model": directory(&made.model),
         "drafter": made.drafter.as_ref().map(directory),
         "seconds": seconds,
+        "notes": made.notes,
     })
 }

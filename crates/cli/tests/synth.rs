@@ -56,15 +56,8 @@ fn engine<B: Backend>(made: &Made, backend: B) -> Engine {
 fn run(engine: &mut Engine, k: usize, max_tokens: usize) -> Result<Run, String> {
     let prompt: Vec<u32> = (0..30).map(|i| 300 + i * 37).collect();
     let sampling = SamplingParams::default();
-    let ask = Ask {
-        prompt: &prompt,
-        k: Some(k),
-        batch: 1,
-        sampling: &sampling,
-        max_tokens,
-        ignore_eos: true,
-        trace: true,
-    };
+    let ask =
+        Ask { prompt: &prompt, k: Some(k), batch: 1, sampling: &sampling, max_tokens, ignore_eos: true, trace: true };
     measure::run(engine, &ask)
 }
 
@@ -151,7 +144,8 @@ fn the_bench_finds_what_the_verb_makes() {
 
     let rows = dir.path().join("rows.csv");
     let bench = |more: &[&str]| {
-        let own = ["--target", path, "--block-size", "3", "-n", "16", "--repeat", "1", "--warmup", "0", "--prompt", "A"];
+        let own =
+            ["--target", path, "--block-size", "3", "-n", "16", "--repeat", "1", "--warmup", "0", "--prompt", "A"];
         let csv_file = ["--csv", rows.to_str().expect("UTF-8"), "--simulate-acceptance", "1"];
         let out = command(env!("CARGO_BIN_EXE_speculative_bench"), dir.path(), &[&own[..], &csv_file, more].concat());
         assert!(out.status.success(), "{}", text(&out.stderr));

@@ -439,7 +439,7 @@ mod tests {
             (",mtp,1,4,", ",mtp,1,four,", &["line 2: k:", "adaptive", "\"four\""]),
             (",ok,", ",fine,", &["line 2: status", "\"fine\""]),
             ("0.95;", "0.95:", &["line 2: depth_acceptance"]),
-            (",mtp,1,4,", ",mtp,4,", &["line: 2", "43 fields"]),
+            (",mtp,1,4,", ",mtp,4,", &["line: 2", "44 fields"]),
         ] {
             assert!(good.contains(from), "{from}");
             let error = parsed(good.replacen(from, to, 1).as_bytes()).expect_err(to);

@@ -162,9 +162,8 @@ fn summary(group: &Group<'_>, with_batch: bool) -> Vec<String> {
             false => "no drafter ran: proposing cost nothing",
         };
         lines.push(format!(
-            "{}{}: drafts came from a script that is right with a set probability, so acceptance and speedup are assumptions; {cost}.",
-            named[..1].to_uppercase(),
-            &named[1..]
+            "Simulated: drafts came from a script that is right with a set probability ({named}), so acceptance and speedup are \
+             assumptions; {cost}."
         ));
     }
     lines

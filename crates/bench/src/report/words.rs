@@ -48,7 +48,8 @@ pub fn identical(value: Option<bool>) -> &'static str {
 
 /// Of a row with scripted drafts: how often they are right, and whose forward ran.
 pub fn simulated(row: &Row) -> String {
-    let name = row.drafter.as_deref().map(|path| Path::new(path).file_name().map_or(path.into(), |n| n.to_string_lossy()));
+    let name =
+        row.drafter.as_deref().map(|path| Path::new(path).file_name().map_or(path.into(), |n| n.to_string_lossy()));
     match row.simulated_acceptance {
         Some(probability) => simulate::words(probability, name.as_deref()),
         None => "simulated".into(),

@@ -138,7 +138,8 @@ fn gemma4(shape: &Shape, own: &Gemma4, layers: usize, ids: &Ids) -> Value {
 
 /// Layers of a Gemma 4 drafter: three sliding ones and a full one, all full where the model has no other.
 pub(crate) fn assistant_types(layers: usize) -> [&'static str; 4] {
-    let sliding = if gemma4_types(layers).contains(&"sliding_attention") { "sliding_attention" } else { "full_attention" };
+    let sliding =
+        if gemma4_types(layers).contains(&"sliding_attention") { "sliding_attention" } else { "full_attention" };
     [sliding, sliding, sliding, "full_attention"]
 }
 

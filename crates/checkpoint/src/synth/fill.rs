@@ -183,12 +183,8 @@ mod tests {
     fn codes_have_the_deviation_that_was_asked_for() {
         let (width, rows) = (512, 200);
         for bits in [2, 3, 4, 5, 6, 8] {
-            let [words, scales, biases] = encode(
-                &Fill::Codes { bits, group: 64, deviation: 0.05, live: rows - 1 },
-                key("x"),
-                width,
-                0..rows,
-            );
+            let [words, scales, biases] =
+                encode(&Fill::Codes { bits, group: 64, deviation: 0.05, live: rows - 1 }, key("x"), width, 0..rows);
             let weight = HostWeight {
                 name: "x".into(),
                 experts: 1,

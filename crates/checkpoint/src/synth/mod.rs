@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::convert::plan::{self, Plan, Unit, module_of};
+use crate::convert::plan::{self, Form, Plan, Unit, module_of};
 use crate::convert::rows::spread;
 use crate::convert::target::Staging;
 use crate::convert::write::{Disk, Rows, write_rows};
@@ -83,6 +83,8 @@ pub struct Made {
     pub drafter: Option<Directory>,
     /// Layers of the model, and of its shape.
     pub layers: (usize, usize),
+    /// What is otherwise than a reader may expect.
+    pub notes: Vec<String>,
 }
 
 /// Where the drafter of a model goes: beside it, under a name by which it is found.
@@ -116,10 +118,13 @@ pub fn synth(
     let total_bytes = plans.all().map(|(_, plan)| plan.read).sum();
     let total_tensors = plans.all().map(|(_, plan)| plan.units.len()).sum();
     let (mut bytes, mut tensors) = (0, 0);
-    let mut ready = Vec::new();
-    for (path, plan) in plans.all() {
+    let staging = |(path, plan): &(PathBuf, Plan<Fill>)| {
         let companions = plan.companions.iter().map(|companion| companion.name.clone()).collect();
-        let staging = Staging::create(None, path, options.force, companions)?;
+        Staging::create(None, path, options.force, companions)
+    };
+    // Both targets are looked at before anything is made.
+    let ready = plans.all().map(staging).collect::<Result<Vec<_>>>()?;
+    for ((path, plan), staging) in plans.all().zip(&ready) {
         let source = Rows {
             doing: format!("making {}", path.display()),
             chunk: CHUNK_VALUES,
@@ -129,7 +134,7 @@ pub fn synth(
                 spread(unit.width, rows, options.threads.max(1), &make)
             },
         };
-        write_rows(plan, &source, &staging, &Disk, &mut |own| {
+        write_rows(plan, &source, staging, &Disk, &mut |own| {
             progress(Progress {
                 bytes: bytes + own.bytes,
                 total_bytes,
@@ -140,7 +145,6 @@ pub fn synth(
         })?;
         bytes += plan.read;
         tensors += plan.units.len();
-        ready.push(staging);
     }
     // The drafter first: without its model it does no harm.
     ready.into_iter().try_for_each(Staging::publish)?;
@@ -154,6 +158,7 @@ pub fn synth(
         model: directory(&plans.model),
         drafter: plans.drafter.as_ref().map(directory),
         layers: (plans.layers, shape.layers),
+        notes: plans.all().flat_map(|(_, plan)| plan.notes.clone()).collect(),
     })
 }
 
@@ -173,6 +178,9 @@ impl Plans {
         if !AFFINE_GROUPS.contains(&options.group) {
             return Err(error(format!("group size {}, expected 32, 64 or 128", options.group)));
         }
+        if target.file_name().is_none() {
+            return Err(error("expected the path of a directory to make".into()));
+        }
         let layers = options.layers.unwrap_or(shape.layers);
         if !(1..=shape.layers).contains(&layers) {
             let problem = format!("--layers {layers}: 1 to {} expected, the layers of {}", shape.layers, shape.name);
@@ -184,7 +192,8 @@ impl Plans {
         let own: Value = serde_json::from_slice(&bytes).map_err(|e| json(e.to_string()))?;
         let ids = Ids::read(&own).ok_or_else(|| json("vocab_size: a number expected, found none".into()))?;
         if ids.assigned > shape.vocab {
-            let problem = format!("vocab_size is {}: at most {} expected for {}", ids.assigned, shape.vocab, shape.name);
+            let problem =
+                format!("vocab_size is {}: at most {} expected for {}", ids.assigned, shape.vocab, shape.name);
             return Err(json(problem));
         }
         let companion = |name: &str| {
@@ -197,8 +206,6 @@ impl Plans {
         if let (Some(path), Some(own)) = (drafter_path(shape, target), config::drafter(shape, layers, &ids)) {
             let tensors = tensors::drafter(shape, layers, &config, storage)?;
             drafter = Some((path, plan(own, tensors, options, Vec::new())));
-        } else if target.file_name().is_none() {
-            return Err(error("expected the path of a directory to make".into()));
         }
         let companions = COMPANIONS.into_iter().filter_map(companion).collect();
         let tensors = tensors::model(shape, &config, storage)?;
@@ -213,7 +220,14 @@ impl Plans {
 
 fn plan(mut config: Value, tensors: Vec<Filled>, options: &Options, companions: Vec<Companion>) -> Plan<Fill> {
     let modules = tensors.iter().filter_map(|tensor| Some((module_of(&tensor.name, &tensor.shape)?, tensor.form())));
-    let block = plan::quantization(options.bits, options.group, modules);
+    let modules: Vec<_> = modules.collect();
+    let plain: Vec<_> =
+        modules.iter().filter(|(_, form)| matches!(form, Form::Float(_))).map(|(path, _)| *path).collect();
+    let notes = plain.first().map(|first| {
+        let more = if plain.len() > 1 { format!(" and {} more", plain.len() - 1) } else { String::new() };
+        format!("{first}{more} not quantised: not divisible by the group size {}", options.group)
+    });
+    let block = plan::quantization(options.bits, options.group, modules.into_iter());
     config["quantization_config"] = block.clone();
     config["quantization"] = block;
     let mut units: Vec<Unit<Fill>> = tensors.into_iter().map(unit).collect();
@@ -222,7 +236,7 @@ fn plan(mut config: Value, tensors: Vec<Filled>, options: &Options, companions: 
     let index = plan::index(&units, &shards, parameters);
     let read = shards.iter().map(|shard| shard.data).sum();
     config.sort_all_objects();
-    Plan { units, shards, config, index, companions, notes: Vec::new(), read, parameters }
+    Plan { units, shards, config, index, companions, notes: notes.into_iter().collect(), read, parameters }
 }
 
 fn unit(tensor: Filled) -> Unit<Fill> {

@@ -103,28 +103,27 @@ fn fill(shape: &Shape, name: &str, dimensions: &[usize], own: Option<(u8, u16)>,
     let gemma = matches!(shape.family, Family::Gemma4(_));
     let inputs = dimensions.last().copied().unwrap_or(1);
     let even = (inputs as f64).sqrt().recip();
-    if is("conv1d.weight") {
-        return Fill::around_zero(0.5, ALL);
-    }
-    if let [_, ..] = dimensions
-        && module_of(name, dimensions).is_some()
-    {
-        let (deviation, live) = match () {
-            () if is("embed_tokens.weight") => (embedding(shape), storage.assigned),
-            () if is("lm_head.weight") => (even, storage.assigned),
-            () => (even, ALL),
-        };
+    if module_of(name, dimensions).is_some() {
+        let deviation = if is("embed_tokens.weight") { embedding(shape) } else { even };
+        let live = if is("embed_tokens.weight") || is("lm_head.weight") { storage.assigned } else { ALL };
         return matrix(inputs, deviation, live, own, storage);
     }
-    match () {
-        // A share of the state that is kept from one token to the next, from 0.7 to nearly 1.
-        () if is("A_log") => Fill::Floats { dtype: DType::F32, low: -2.0, high: 1.0, live: ALL },
-        () if is("dt_bias") => Fill::Floats { dtype: DType::Bf16, low: -4.0, high: -2.0, live: ALL },
-        // What the model divides the router's input by.
-        () if is("router.scale") => Fill::Constant((shape.hidden as f64).sqrt()),
-        () if is("self_attn.q_norm.weight") && gemma => Fill::Constant(2.0 / (inputs as f64).sqrt()),
-        () if is("model.norm.weight") => Fill::Constant(final_norm(shape)),
-        () => Fill::Constant(1.0),
+    if is("conv1d.weight") {
+        Fill::around_zero(0.5, ALL)
+    } else if is("A_log") {
+        // With the next, most of a state is kept from one token to the next.
+        Fill::Floats { dtype: DType::F32, low: -2.0, high: 1.0, live: ALL }
+    } else if is("dt_bias") {
+        Fill::Floats { dtype: DType::Bf16, low: -4.0, high: -2.0, live: ALL }
+    } else if is("router.scale") {
+        // The model divides the router's input by as much.
+        Fill::Constant((shape.hidden as f64).sqrt())
+    } else if is("self_attn.q_norm.weight") && gemma {
+        Fill::Constant(2.0 / (inputs as f64).sqrt())
+    } else if is("model.norm.weight") {
+        Fill::Constant(final_norm(shape))
+    } else {
+        Fill::Constant(1.0)
     }
 }
 
@@ -148,11 +147,8 @@ fn head(shape: &Shape, model: &Value, storage: Storage) -> Result<Vec<Filled>> {
         tensor.name = tensor.name.replacen("language_model.model.", "", 1);
     }
     let hidden = shape.hidden;
-    let norm = |name: &str, factor: f64| Filled {
-        name: name.into(),
-        shape: vec![hidden],
-        fill: Fill::Constant(factor),
-    };
+    let norm =
+        |name: &str, factor: f64| Filled { name: name.into(), shape: vec![hidden], fill: Fill::Constant(factor) };
     let even = (2.0 * hidden as f64).sqrt().recip();
     let fc = matrix(2 * hidden, even, ALL, None, storage);
     tensors.insert(0, Filled { name: "fc.weight".into(), shape: vec![hidden, 2 * hidden], fill: fc });
@@ -172,9 +168,8 @@ fn assistant(shape: &Shape, own: &Gemma4, layers: usize, storage: Storage) -> Ve
     let mut add = |name: String, dimensions: &[usize], fill: Fill| {
         tensors.push(Filled { name, shape: dimensions.to_vec(), fill });
     };
-    let linear = |inputs: usize, gain: f64, live: usize| {
-        matrix(inputs, gain / (inputs as f64).sqrt(), live, None, storage)
-    };
+    let linear =
+        |inputs: usize, gain: f64, live: usize| matrix(inputs, gain / (inputs as f64).sqrt(), live, None, storage);
     // The model's state is as large as its final norm makes it, and so is the drafter's own.
     let state = final_norm(shape);
     let both = [hidden, 2 * shape.hidden];

@@ -42,6 +42,13 @@ fn shapes_have_the_parameters_and_tensors_of_the_real_models() {
     ] {
         let shape = Shape::named(name).expect("known");
         let plans = plans(&shape, &options);
+        // A row of the table in docs/benchmarks.md.
+        let bytes = |plan: &Plan<Fill>| plan.tensor_bytes() as f64 / 1e9;
+        let own = plans.drafter.as_ref().map_or("none".into(), |(_, plan)| {
+            format!("{:.0} M parameters, {:.2} GB", plan.parameters as f64 / 1e6, bytes(plan))
+        });
+        let model = &plans.model.1;
+        println!("| `{name}` | {:.2} G | {:.1} GB | {own} |", model.parameters as f64 / 1e9, bytes(model));
         let near = |found: u64, wanted: f64| (found as f64 / 1e9 / wanted - 1.0).abs() < 0.02;
         let plan = &plans.model.1;
         assert!(near(plan.parameters, billions), "{name}: {} parameters", plan.parameters);
@@ -84,9 +91,9 @@ fn configurations_are_read_without_a_warning() {
     }
 }
 
-/// FNV-1a over names and bytes of all files but the tokenizer's.
+/// FNV-1a over names and bytes of configurations and weights.
 fn hash(files: &BTreeMap<String, Vec<u8>>) -> u64 {
-    let own = files.iter().filter(|(name, _)| name.ends_with(".safetensors") || name.ends_with("config.json"));
+    let own = files.iter().filter(|(name, _)| name.ends_with(".safetensors") || name.ends_with("/config.json"));
     let bytes = own.flat_map(|(name, bytes)| name.bytes().chain(bytes.iter().copied()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -100,7 +107,7 @@ fn make(shape: &Shape, options: &Options) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn the_same_arguments_make_the_same_bytes() {
-    for (name, known) in [("gemma-4-1b", 1), ("qwen3.5-35b-a3b", 2)] {
+    for (name, known) in [("gemma-4-1b", 0x9906_9875_efdb_9294), ("qwen3.5-35b-a3b", 0x02be_feac_c957_f696)] {
         let shape = Shape { experts: None, inner: 128, ..Shape::named(name).expect("known").shrunk() };
         let options = Options { layers: Some(2), threads: 1, ..Options::default() };
         let one = make(&shape, &options);
@@ -116,6 +123,19 @@ fn the_same_arguments_make_the_same_bytes() {
             assert_ne!(hash(&make(&shape, &other)), hash(&one), "{name}: {other:?}");
         }
     }
+}
+
+#[test]
+fn what_does_not_divide_stays_in_floats_and_is_said() {
+    let shape = Shape::named("gemma-4-26b-a4b").expect("known");
+    let plans = plans(&shape, &Options { group: 128, layers: Some(1), ..Options::default() });
+    let plan = &plans.model.1;
+    let [note] = &plan.notes[..] else { panic!("{:?}", plan.notes) };
+    assert!(note.contains("mlp.down_proj and 1 more") && note.contains("128"), "{note}");
+    assert_eq!(plan.config["quantization"]["language_model.model.layers.0.experts.switch_glu.down_proj"], false);
+    assert_eq!(plan.config["quantization"]["language_model.model.layers.0.router.proj"]["bits"], 8);
+    // The twin.
+    assert!(self::plans(&shape, &Options::default()).model.1.notes.is_empty());
 }
 
 #[test]
