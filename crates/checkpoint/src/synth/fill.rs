@@ -161,14 +161,14 @@ mod tests {
     fn rows_do_not_depend_on_what_is_made_with_them() {
         for bits in [2, 3, 4, 5, 6, 8] {
             let fill = Fill::Codes { bits, group: 32, deviation: 0.1, live: 6 };
-            let whole = joined(&fill, 96, &[0..7]);
+            let whole = encode(&fill, key("a"), 96, 0..7);
             assert_eq!(whole, joined(&fill, 96, &[0..1, 1..4, 4..7]));
             // The twin: another tensor, or the rows in another order, are other bytes.
             assert_ne!(whole, encode(&fill, key("b"), 96, 0..7));
             assert_ne!(whole, joined(&fill, 96, &[1..4, 0..1, 4..7]));
         }
         let floats = Fill::around_zero(1.0, 9);
-        assert_eq!(joined(&floats, 50, &[0..7]), joined(&floats, 50, &[0..2, 2..7]));
+        assert_eq!(encode(&floats, key("a"), 50, 0..7), joined(&floats, 50, &[0..2, 2..7]));
     }
 
     /// Mean and standard deviation of what a matrix stands for.
