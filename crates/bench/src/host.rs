@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use mlxcel_engine::Engine;
-use mlxcel_model::drafters::{DraftKind, Drafter};
+use mlxcel_model::drafters::DraftKind;
 
 use crate::prompts::Prompt;
 use crate::row::Status;
+use crate::simulate::Simulation;
 
 /// What is to draft.
 pub enum Draft {
@@ -21,8 +22,6 @@ pub enum Draft {
         /// How it is to draft.
         kind: Option<DraftKind>,
     },
-    /// A drafter made here.
-    Made(Box<dyn Drafter>),
 }
 
 /// What is to be loaded.
@@ -31,6 +30,8 @@ pub struct Wanted<'a> {
     pub target: &'a Path,
     /// What drafts for it.
     pub draft: Draft,
+    /// The script that is put over what drafts ([`Simulation::over`]), or that drafts where nothing does.
+    pub simulate: Option<Simulation>,
     /// Widest block that will be asked for; 1 = no drafts.
     pub widest: usize,
     /// Sequences at once.

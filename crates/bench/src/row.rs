@@ -50,7 +50,7 @@ pub struct Row {
     pub pairing: String,
     /// Directory of the target, as it was given or found.
     pub target: String,
-    /// Directory of the drafter; `None` for kinds without a checkpoint.
+    /// Directory of the drafter, also where its tokens were replaced by a script's; `None` for kinds without a checkpoint.
     pub drafter: Option<String>,
     /// `none`, `mtp`, `dflash`, `classic`, `ngram` or `simulated`.
     pub kind: String,
@@ -101,8 +101,11 @@ pub struct Row {
     pub output_identical: Option<bool>,
     /// Whether blocks of this width are exact on this machine: `exact`, `inexact: ...`, or `None` when it was not asked.
     pub probe: Option<String>,
-    /// Whether drafts came from a script, not from a drafter: acceptance is then an assumption.
+    /// Whether drafts came from a script: acceptance is then an assumption. What they cost is real where there is a drafter.
     pub simulated: bool,
+    /// How often the script is right; `None` where there is none.
+    #[serde(default)]
+    pub simulated_acceptance: Option<f64>,
     /// Sampling temperature; 0 = greedy.
     pub temperature: f32,
     /// Probability mass of the tokens that may be sampled; 1 = all.

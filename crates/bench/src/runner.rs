@@ -17,7 +17,7 @@ use crate::host::{Draft, Host, Loaded, Place, Probed, Wanted};
 use crate::measure::{self, Ask, Run};
 use crate::prompts::Prompt;
 use crate::row::{Row, Status};
-use crate::simulate::{Answers, Simulated};
+use crate::simulate::{self, Answers, Simulation};
 use crate::trace::Trace;
 use arm::Arm;
 
@@ -55,7 +55,7 @@ pub struct Plan {
     pub repeat: usize,
     /// Runs of each arm before those.
     pub warmup: usize,
-    /// Probability with which a scripted drafter is right, in place of the pairings' own.
+    /// Probability with which drafts are right that a script puts in place of the pairings' own.
     pub simulate: Option<f64>,
     /// Whether rounds are traced, in a run of their own.
     pub trace: bool,
@@ -142,28 +142,46 @@ impl Sweep<'_> {
     fn load(&mut self) -> Result<(Loaded, Answers), Status> {
         let target = self.item.target.clone()?;
         let answers = Answers::default();
-        let draft = match (self.plan.simulate, self.item.kind) {
-            (Some(probability), _) => Draft::Made(Box::new(Simulated::new(Arc::clone(&answers), probability))),
-            (None, Kind::None) => Draft::None,
-            (None, Kind::Ngram) => Draft::Ngram,
-            (None, Kind::Dflash) => {
+        let simulate = self.plan.simulate.map(|probability| Simulation { answers: Arc::clone(&answers), probability });
+        let draft = match (self.item.kind, self.drafter()) {
+            (Kind::None, _) => Draft::None,
+            (Kind::Mtp | Kind::Classic, Some(path)) => {
+                Draft::Checkpoint { path: path.clone()?, kind: self.item.kind.draft_kind() }
+            }
+            // A script needs no drafter; what a lookup costs is next to nothing.
+            _ if simulate.is_some() => Draft::None,
+            (Kind::Ngram, _) => Draft::Ngram,
+            (Kind::Dflash, _) => {
                 return Err(Status::Skipped("deferred: this version has no dflash drafter yet".into()));
             }
-            (None, Kind::Mtp | Kind::Classic) => match &self.item.drafter {
-                Some(path) => Draft::Checkpoint { path: path.clone()?, kind: self.item.kind.draft_kind() },
-                None => return Err(Status::Absent("no drafter was given (--draft)".into())),
-            },
+            (Kind::Mtp | Kind::Classic, None) => return Err(Status::Absent("no drafter was given (--draft)".into())),
         };
+        if let Some(simulation) = &simulate {
+            let words = simulate::words(simulation.probability, self.drafter_name().as_deref());
+            self.host.say(&format!("[bench] {}: {words}", self.item.name));
+        }
         let widest = self.plan.ks.iter().map(|k| k.unwrap_or(MAX_BLOCK)).filter(|k| *k <= MAX_BLOCK).max();
         let wanted = Wanted {
             target: &target,
             draft,
+            simulate,
             widest: widest.unwrap_or(1),
             parallel: self.plan.batches.iter().copied().max().unwrap_or(1),
             prompts: &self.plan.prompts,
             room: self.plan.max_tokens + MAX_BLOCK,
         };
         Ok((self.host.load(wanted)?, answers))
+    }
+
+    /// The drafter whose forward runs, with a script over it or without.
+    fn drafter(&self) -> Option<&Result<PathBuf, Status>> {
+        let runs = self.plan.simulate.is_none() || matches!(self.item.kind, Kind::Mtp | Kind::Classic);
+        self.item.drafter.as_ref().filter(|_| runs)
+    }
+
+    fn drafter_name(&self) -> Option<String> {
+        let path = self.drafter()?.as_ref().ok()?;
+        Some(path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned()))
     }
 
     fn prompts<E>(
@@ -317,13 +335,14 @@ impl Sweep<'_> {
         Row {
             pairing: self.item.name.clone(),
             target: path(&self.item.target),
-            drafter: self.item.drafter.as_ref().filter(|_| !simulated && k != Some(1)).map(path),
+            drafter: self.drafter().filter(|_| k != Some(1)).map(path),
             kind: if k == Some(1) { "none" } else { self.kind() }.into(),
             batch,
             k,
             prompt: prompt.into(),
             repeat: self.plan.repeat,
             simulated: simulated && k != Some(1),
+            simulated_acceptance: self.plan.simulate.filter(|_| k != Some(1)),
             temperature: self.plan.sampling.temperature,
             top_p: self.plan.sampling.top_p,
             seed: self.plan.sampling.seed,

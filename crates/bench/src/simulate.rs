@@ -1,7 +1,9 @@
 //! A drafter that is right as often as it is told to be: what a pairing would gain whose drafter is still to be trained.
 //!
-//! It proposes the target's own answers, known from plain runs, with mistakes. Verification costs what it costs; proposing costs
-//! nothing, which no real drafter can match, so the speed is an upper bound at that acceptance.
+//! It proposes the target's own answers, known from plain runs, with mistakes. Verification costs what it costs. Over a drafter,
+//! proposing costs what that drafter's forward does: it runs as ever, and each token it would draft is replaced by a scripted one,
+//! from which it goes on. Without one, proposing costs nothing, which no real drafter can match, so the speed is an upper bound at
+//! that acceptance.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,24 +13,74 @@ use mlxcel_model::drafters::{Ask, Candidate, Choose, DraftKind, Drafter, Drafter
 /// Answers of plain runs, prompt and answer in one, which the runner fills in.
 pub type Answers = Arc<Mutex<Vec<Vec<u32>>>>;
 
+/// What is to be simulated, until it is known over which drafter.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    /// What drafts are right about.
+    pub answers: Answers,
+    /// How often they are; in 0..=1.
+    pub probability: f64,
+}
+
+impl Simulation {
+    /// The scripted drafter, with the forward of a real one or of none.
+    pub fn over(self, drafter: Option<Box<dyn Drafter>>) -> Box<dyn Drafter> {
+        Box::new(Simulated::new(self, drafter))
+    }
+}
+
 /// Proposes each token of a known answer rightly with one probability, whatever the depth.
 pub struct Simulated {
     info: DrafterInfo,
-    answers: Answers,
-    probability: f64,
+    script: Simulation,
+    drafter: Option<Box<dyn Drafter>>,
 }
 
 impl Simulated {
-    /// A drafter for these answers; `probability` lies in 0..=1.
-    pub fn new(answers: Answers, probability: f64) -> Self {
-        let info = DrafterInfo {
-            kind: DraftKind::Classic,
-            name: format!("simulated, acceptance {probability}"),
-            path: None,
-            block_size: 4,
-            weight_bytes: 0,
+    fn new(script: Simulation, drafter: Option<Box<dyn Drafter>>) -> Self {
+        let name = words(script.probability, drafter.as_ref().map(|drafter| drafter.info().name.as_str()));
+        let info = match &drafter {
+            Some(drafter) => DrafterInfo { name, ..drafter.info().clone() },
+            None => DrafterInfo { kind: DraftKind::Classic, name, path: None, block_size: 4, weight_bytes: 0 },
         };
-        Simulated { info, answers, probability }
+        Simulated { info, script, drafter }
+    }
+}
+
+/// What drafts are, for reports.
+pub fn words(probability: f64, drafter: Option<&str>) -> String {
+    let forward = drafter.map(|name| format!(", drafter {name}'s forward")).unwrap_or_default();
+    format!("simulated acceptance {probability}{forward}")
+}
+
+impl Simulation {
+    /// What is drafted for an ask: as many tokens as it may have, or as the answer still has; none where the answer is not known.
+    fn script(&self, ask: &Ask<'_>) -> Vec<u32> {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = answers.iter().find(|a| a.len() > ask.tokens.len() && a.starts_with(ask.tokens));
+        let rest = known.map_or(&[][..], |known| &known[ask.tokens.len()..]);
+        let draft = |(depth, right): (usize, &u32)| {
+            // An id below it is one, too.
+            let wrong = right.checked_sub(1).unwrap_or(1);
+            if chance(ask.tokens.len(), depth) < self.probability { *right } else { wrong }
+        };
+        rest.iter().take(ask.count).enumerate().map(draft).collect()
+    }
+}
+
+/// Offers scripted tokens in place of a drafter's candidates.
+struct Scripted<'a> {
+    /// What each ask is drafted.
+    scripts: &'a [&'a [u32]],
+    /// The number that the engine knows each ask by.
+    numbers: &'a [usize],
+    choose: &'a mut dyn Choose,
+}
+
+impl Choose for Scripted<'_> {
+    fn choose(&mut self, ask: usize, depth: usize, _: &[Candidate]) -> Option<u32> {
+        let token = *self.scripts[ask].get(depth)?;
+        self.choose.choose(self.numbers[ask], depth, &[Candidate { token, logit: 0.0 }])
     }
 }
 
@@ -47,42 +99,53 @@ impl Drafter for Simulated {
     }
 
     fn hidden_rows(&self) -> HiddenRows {
-        HiddenRows::None
+        self.drafter.as_ref().map_or(HiddenRows::None, |drafter| drafter.hidden_rows())
     }
 
-    fn reserve(&mut self, _: usize, _: usize) -> Result<(), ModelError> {
-        Ok(())
+    fn reserve(&mut self, slots: usize, context: usize) -> Result<(), ModelError> {
+        self.drafter.as_mut().map_or(Ok(()), |drafter| drafter.reserve(slots, context))
     }
 
-    fn observe(&mut self, _: &[Kept<'_>]) -> Result<(), ModelError> {
-        Ok(())
+    fn observe(&mut self, kept: &[Kept<'_>]) -> Result<(), ModelError> {
+        self.drafter.as_mut().map_or(Ok(()), |drafter| drafter.observe(kept))
     }
 
-    fn take_back(&mut self, _: usize, _: usize) {}
+    fn take_back(&mut self, slot: usize, len: usize) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.take_back(slot, len);
+        }
+    }
 
     fn propose(&mut self, asks: &[Ask<'_>], choose: &mut dyn Choose) -> Result<Vec<Vec<u32>>, ModelError> {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let propose = |(number, ask): (usize, &Ask<'_>)| {
-            let known = answers.iter().find(|a| a.len() > ask.tokens.len() && a.starts_with(ask.tokens));
-            let Some(known) = known else { return Vec::new() };
-            let rest = known[ask.tokens.len()..].iter().take(ask.count).enumerate();
-            let draft = |(depth, right): (usize, &u32)| {
-                // An id below it is one, too.
-                let wrong = right.checked_sub(1).unwrap_or(1);
-                let token = if chance(ask.tokens.len(), depth) < self.probability { *right } else { wrong };
-                choose.choose(number, depth, &[Candidate { token, logit: 0.0 }])
-            };
-            rest.map_while(draft).collect()
+        let scripts: Vec<Vec<u32>> = asks.iter().map(|ask| self.script.script(ask)).collect();
+        let mut out = vec![Vec::new(); asks.len()];
+        // A drafter runs for what is drafted and for nothing else.
+        let numbers: Vec<usize> = (0..asks.len()).filter(|number| !scripts[*number].is_empty()).collect();
+        if numbers.is_empty() {
+            return Ok(out);
+        }
+        let chosen: Vec<&[u32]> = numbers.iter().map(|number| scripts[*number].as_slice()).collect();
+        let mut scripted = Scripted { scripts: &chosen, numbers: &numbers, choose };
+        let proposed = match &mut self.drafter {
+            Some(drafter) => {
+                let own = numbers.iter().map(|number| Ask { count: scripts[*number].len(), ..asks[*number].clone() });
+                drafter.propose(&own.collect::<Vec<_>>(), &mut scripted)?
+            }
+            None => {
+                let mut draft = |ask: usize| (0..).map_while(|depth| scripted.choose(ask, depth, &[])).collect();
+                (0..numbers.len()).map(&mut draft).collect()
+            }
         };
-        Ok(asks.iter().enumerate().map(propose).collect())
+        numbers.into_iter().zip(proposed).for_each(|(number, tokens)| out[number] = tokens);
+        Ok(out)
     }
 
     fn cache_bytes(&self) -> usize {
-        0
+        self.drafter.as_ref().map_or(0, |drafter| drafter.cache_bytes())
     }
 
-    fn cached(&self, _: usize) -> usize {
-        0
+    fn cached(&self, slot: usize) -> usize {
+        self.drafter.as_ref().map_or(0, |drafter| drafter.cached(slot))
     }
 }
 
@@ -98,10 +161,20 @@ mod tests {
         }
     }
 
+    fn scripted(answer: Vec<u32>, probability: f64) -> Box<dyn Drafter> {
+        Simulation { answers: Arc::new(Mutex::new(vec![answer])), probability }.over(None)
+    }
+
+    #[test]
+    fn reports_say_whose_forward_ran() {
+        assert_eq!(words(0.8, Some("m-assistant")), "simulated acceptance 0.8, drafter m-assistant's forward");
+        assert_eq!(words(0.8, None), "simulated acceptance 0.8");
+    }
+
     /// The share of right first drafts over an answer.
     fn rate(probability: f64) -> f64 {
         let answer: Vec<u32> = (0..4000).map(|i| i * 7 % 90).collect();
-        let mut drafter = Simulated::new(Arc::new(Mutex::new(vec![answer.clone()])), probability);
+        let mut drafter = scripted(answer.clone(), probability);
         let right = (1..answer.len() - 8).filter(|at| {
             let ask = Ask { slot: 0, tokens: &answer[..*at], tables: Vec::new(), count: 4, candidates: 1 };
             let drafts = drafter.propose(&[ask], &mut First).expect("no errors").remove(0);
@@ -121,7 +194,7 @@ mod tests {
 
     #[test]
     fn proposes_nothing_where_it_knows_nothing() {
-        let mut drafter = Simulated::new(Arc::new(Mutex::new(vec![vec![1, 2, 3]])), 1.0);
+        let mut drafter = scripted(vec![1, 2, 3], 1.0);
         for tokens in [&[1, 5][..], &[1, 2, 3]] {
             let ask = Ask { slot: 0, tokens, tables: Vec::new(), count: 3, candidates: 1 };
             assert_eq!(drafter.propose(&[ask], &mut First).expect("no errors"), [Vec::<u32>::new()]);

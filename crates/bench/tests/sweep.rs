@@ -3,10 +3,12 @@
 mod common;
 
 use common::{CODE, STORY, TestHost, gemma, item, models, plan, prompt, sweep};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use mlxcel_bench::catalogue::Kind;
 use mlxcel_bench::host::Probed;
 use mlxcel_bench::row::{Row, Status};
-use mlxcel_bench::runner::Plan;
+use mlxcel_bench::runner::{Item, Plan};
 use mlxcel_compute::fault::Fault;
 use mlxcel_cpu::Precision;
 use mlxcel_engine::sample::SamplingParams;
@@ -235,6 +237,58 @@ fn scripted_drafters_are_right_as_often_as_told() {
         }
         assert!(outcome.rows.iter().all(|row| row.simulated == (row.k != Some(1))));
     }
+}
+
+/// With a drafter its forward runs as often as it would, its tokens are replaced, and answers stay what they are.
+#[test]
+fn scripted_drafts_cost_what_the_drafter_costs() {
+    let qwen = item("qwen", Kind::Mtp, "qwen3.5-tiny-4bit", Some("qwen3.5-tiny-mtp-4bit"));
+    for pairing in [gemma(), qwen] {
+        for probability in [0.0, 0.7, 1.0] {
+            let mut host = TestHost::default();
+            let script = Plan {
+                ks: vec![Some(4)],
+                max_tokens: 60,
+                repeat: 1,
+                simulate: Some(probability),
+                trace: true,
+                ..plan(vec![pairing.clone()])
+            };
+            let outcome = sweep(&script, &mut host);
+            let row = &outcome.rows[1];
+            let name = row.drafter.as_deref().and_then(|path| path.rsplit('/').next()).expect("a drafter").to_string();
+            assert_eq!((row.output_identical, row.simulated_acceptance), (Some(true), Some(probability)), "{name}");
+            let words = format!("simulated acceptance {probability}, drafter {name}'s forward");
+            assert!(host.said.iter().any(|line| line.contains(&words)), "{:?}", host.said);
+            assert_eq!(words_of(row), format!("ok, {words}"));
+            if probability == 0.0 || probability == 1.0 {
+                assert_eq!(row.acceptance_rate, Some(probability));
+            }
+            // The traced run is one more of the same rounds.
+            let rounds: Vec<usize> = outcome.traces[0].rounds.iter().map(|round| round.proposed.len()).collect();
+            let drafted = rounds.iter().filter(|drafts| **drafts > 0).count();
+            let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+            assert!(drafted > 10, "{rounds:?}");
+            assert_eq!(count(&host.counts.proposals), 2 * drafted, "{name} at {probability}");
+            assert_eq!(count(&host.counts.depths), 2 * rounds.iter().sum::<usize>(), "{name} at {probability}");
+            assert!(count(&host.counts.observed) >= 2 * drafted);
+            // The twin: without the drafter the same rounds run, and nothing is counted.
+            let mut bare = TestHost::default();
+            let alone = sweep(&Plan { items: vec![plain(&pairing)], ..script }, &mut bare);
+            assert_eq!((alone.rows[1].rounds, alone.rows[1].accepted), (row.rounds, row.accepted));
+            assert_eq!((count(&bare.counts.proposals), alone.rows[1].drafter.as_ref()), (0, None));
+            assert_eq!(words_of(&alone.rows[1]), format!("ok, simulated acceptance {probability}"));
+        }
+    }
+}
+
+/// The pairing's target alone.
+fn plain(pairing: &Item) -> Item {
+    Item { kind: Kind::None, drafter: None, ..pairing.clone() }
+}
+
+fn words_of(row: &Row) -> String {
+    mlxcel_bench::report::words::status(row)
 }
 
 #[test]

@@ -222,7 +222,7 @@ pub enum CheckpointError {
         problem: String,
     },
     /// The directory to be written exists.
-    #[error("{}: exists already; give another directory with -o, or --force to replace it", path.display())]
+    #[error("{}: exists already; give another directory, or --force to replace it", path.display())]
     TargetExists {
         /// The directory.
         path: PathBuf,

@@ -42,6 +42,7 @@ pub mod quantize;
 pub mod qwen3_5;
 pub mod safetensors;
 pub mod store;
+pub mod synth;
 #[doc(hidden)]
 pub mod testing;
 pub mod weights;

@@ -80,7 +80,7 @@ fn to_text(summary: &Summary, seconds: f64) -> String {
 }
 
 /// A path as a shell takes it, a bare name as a path so that it is not looked up in the model store.
-fn quoted(path: &Path) -> String {
+pub(crate) fn quoted(path: &Path) -> String {
     let plain = path.display().to_string();
     let plain = if path.components().count() == 1 && !path.is_absolute() { format!("./{plain}") } else { plain };
     shell_word(&plain)
@@ -100,10 +100,11 @@ fn to_json(summary: &Summary, seconds: f64) -> Value {
 }
 
 /// The progress bar; nothing where nobody looks.
-struct Bar(ProgressBar);
+pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
-    fn new(quiet: bool) -> Self {
+    /// A hidden one when nobody wants to look, or can.
+    pub(crate) fn new(quiet: bool) -> Self {
         if quiet || !std::io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
         }
@@ -116,7 +117,8 @@ impl Bar {
         Self(bar)
     }
 
-    fn show(&self, progress: Progress<'_>) {
+    /// Says how far the work is.
+    pub(crate) fn show(&self, progress: Progress<'_>) {
         if self.0.is_hidden() {
             return;
         }
@@ -125,7 +127,8 @@ impl Bar {
         self.0.set_message(format!("tensor {}/{}: {}", progress.tensors, progress.total_tensors, progress.tensor));
     }
 
-    fn clear(&self) {
+    /// Takes it off the screen.
+    pub(crate) fn clear(&self) {
         self.0.finish_and_clear();
     }
 }

@@ -24,4 +24,5 @@ pub mod pull;
 pub mod rm;
 pub mod run;
 pub mod serve;
+pub mod synth;
 pub mod units;

@@ -49,6 +49,8 @@ struct Line {
     output_identical: Option<bool>,
     probe: Option<String>,
     simulated: bool,
+    #[serde(default)]
+    simulated_acceptance: Option<f64>,
     temperature: f32,
     top_p: f32,
     seed: u64,
@@ -107,6 +109,7 @@ impl From<&Row> for Line {
             output_identical: row.output_identical,
             probe: row.probe,
             simulated: row.simulated,
+            simulated_acceptance: row.simulated_acceptance,
             temperature: row.temperature,
             top_p: row.top_p,
             seed: row.seed,
@@ -182,6 +185,7 @@ impl TryFrom<Line> for Row {
             output_identical: line.output_identical,
             probe: line.probe,
             simulated: line.simulated,
+            simulated_acceptance: line.simulated_acceptance,
             temperature: line.temperature,
             top_p: line.top_p,
             seed: line.seed,
@@ -435,7 +439,7 @@ mod tests {
             (",mtp,1,4,", ",mtp,1,four,", &["line 2: k:", "adaptive", "\"four\""]),
             (",ok,", ",fine,", &["line 2: status", "\"fine\""]),
             ("0.95;", "0.95:", &["line 2: depth_acceptance"]),
-            (",mtp,1,4,", ",mtp,4,", &["line: 2", "43 fields"]),
+            (",mtp,1,4,", ",mtp,4,", &["line: 2", "44 fields"]),
         ] {
             assert!(good.contains(from), "{from}");
             let error = parsed(good.replacen(from, to, 1).as_bytes()).expect_err(to);

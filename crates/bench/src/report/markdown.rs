@@ -156,10 +156,15 @@ fn summary(group: &Group<'_>, with_batch: bool) -> Vec<String> {
         lines.push(format!("Output identical to plain decoding in all {} rows.", asked.len()));
     }
     if group.simulated {
-        lines.push(
-            "Simulated: drafts came from a script that is right with a set probability, so acceptance and speedup are assumptions."
-                .into(),
-        );
+        let named = words::distinct(drafting.iter().map(|row| words::simulated(row))).join("; ");
+        let cost = match drafting.iter().all(|row| row.drafter.is_some()) {
+            true => "the drafter ran and its cost is real",
+            false => "no drafter ran: proposing cost nothing",
+        };
+        lines.push(format!(
+            "Simulated: drafts came from a script that is right with a set probability ({named}), so acceptance and speedup are \
+             assumptions; {cost}."
+        ));
     }
     lines
 }

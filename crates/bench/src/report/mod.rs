@@ -5,7 +5,7 @@ pub mod json;
 pub mod markdown;
 pub mod plot;
 pub mod table;
-mod words;
+pub mod words;
 
 #[cfg(test)]
 pub(crate) mod sample;

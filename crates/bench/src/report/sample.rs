@@ -45,6 +45,7 @@ pub fn row(pairing: &str, prompt: &str, k: Option<usize>) -> Row {
         output_identical: drafting.then_some(true),
         probe: drafting.then(|| "exact".into()),
         simulated: false,
+        simulated_acceptance: None,
         temperature: 0.0,
         top_p: 1.0,
         seed: 7,

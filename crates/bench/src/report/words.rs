@@ -1,6 +1,9 @@
 //! Numbers and rows in words, the same in every report.
 
+use std::path::Path;
+
 use crate::row::{Row, Spread, Status};
+use crate::simulate;
 
 /// What stands where nothing was measured.
 pub const NONE: &str = "-";
@@ -43,11 +46,21 @@ pub fn identical(value: Option<bool>) -> &'static str {
     }
 }
 
+/// Of a row with scripted drafts: how often they are right, and whose forward ran.
+pub fn simulated(row: &Row) -> String {
+    let name =
+        row.drafter.as_deref().map(|path| Path::new(path).file_name().map_or(path.into(), |n| n.to_string_lossy()));
+    match row.simulated_acceptance {
+        Some(probability) => simulate::words(probability, name.as_deref()),
+        None => "simulated".into(),
+    }
+}
+
 /// What became of a row, and whether its drafts came from a script or its blocks were not exact.
 pub fn status(row: &Row) -> String {
     let mut text = row.status.text();
     if row.simulated {
-        text += ", simulated";
+        text += &format!(", {}", simulated(row));
     }
     // A row that was not measured says why by itself.
     let measured = row.status == Status::Ok;

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mlxcel_bench::catalogue::Kind;
 use mlxcel_bench::fingerprint::fingerprint;
@@ -16,7 +17,8 @@ use mlxcel_compute::fault::{Fault, Faulty};
 use mlxcel_cpu::{CpuBackend, Precision};
 use mlxcel_engine::sample::SamplingParams;
 use mlxcel_engine::{Engine, EngineOptions, Speculation};
-use mlxcel_model::drafters::Ngram;
+use mlxcel_model::ModelError;
+use mlxcel_model::drafters::{Ask, Candidate, Choose, Drafter, DrafterInfo, HiddenRows, Kept, Ngram};
 use mlxcel_model::registry::{self, Pair};
 use mlxcel_text::Tokenizer;
 
@@ -38,6 +40,68 @@ pub struct TestHost {
     /// Targets that were opened.
     pub loads: Vec<PathBuf>,
     pub context: Option<usize>,
+    /// What drafters were asked to do.
+    pub counts: Arc<Counts>,
+}
+
+/// Calls of a drafter.
+#[derive(Debug, Default)]
+pub struct Counts {
+    pub proposals: AtomicUsize,
+    pub depths: AtomicUsize,
+    pub observed: AtomicUsize,
+}
+
+/// Counts what it passes on.
+struct Counted {
+    inner: Box<dyn Drafter>,
+    counts: Arc<Counts>,
+}
+
+/// Counts choices, one a forward of a sequence that runs alone.
+struct Depths<'a>(&'a mut dyn Choose, &'a AtomicUsize);
+
+impl Choose for Depths<'_> {
+    fn choose(&mut self, ask: usize, depth: usize, candidates: &[Candidate]) -> Option<u32> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.choose(ask, depth, candidates)
+    }
+}
+
+impl Drafter for Counted {
+    fn info(&self) -> &DrafterInfo {
+        self.inner.info()
+    }
+
+    fn hidden_rows(&self) -> HiddenRows {
+        self.inner.hidden_rows()
+    }
+
+    fn reserve(&mut self, slots: usize, context: usize) -> Result<(), ModelError> {
+        self.inner.reserve(slots, context)
+    }
+
+    fn observe(&mut self, kept: &[Kept<'_>]) -> Result<(), ModelError> {
+        self.counts.observed.fetch_add(1, Ordering::Relaxed);
+        self.inner.observe(kept)
+    }
+
+    fn take_back(&mut self, slot: usize, len: usize) {
+        self.inner.take_back(slot, len);
+    }
+
+    fn propose(&mut self, asks: &[Ask<'_>], choose: &mut dyn Choose) -> Result<Vec<Vec<u32>>, ModelError> {
+        self.counts.proposals.fetch_add(1, Ordering::Relaxed);
+        self.inner.propose(asks, &mut Depths(choose, &self.counts.depths))
+    }
+
+    fn cache_bytes(&self) -> usize {
+        self.inner.cache_bytes()
+    }
+
+    fn cached(&self, slot: usize) -> usize {
+        self.inner.cached(slot)
+    }
 }
 
 impl Default for TestHost {
@@ -51,6 +115,7 @@ impl Default for TestHost {
             patience: usize::MAX,
             loads: Vec::new(),
             context: None,
+            counts: Arc::default(),
         }
     }
 }
@@ -93,9 +158,14 @@ impl Host for TestHost {
         };
         let prompts: Vec<_> = wanted.prompts.iter().map(encode).collect();
         let drafter = match wanted.draft {
-            Draft::Made(drafter) => Some(drafter),
             Draft::Ngram => Some(Box::new(Ngram::new()) as _),
             Draft::None | Draft::Checkpoint { .. } => pair.drafter,
+        };
+        let counts = Arc::clone(&self.counts);
+        let drafter = drafter.map(|inner| Box::new(Counted { inner, counts }) as Box<dyn Drafter>);
+        let drafter = match wanted.simulate {
+            Some(simulation) => Some(simulation.over(drafter)),
+            None => drafter,
         };
         let context = self.context.or(Some(1024));
         let options = EngineOptions { parallel: wanted.parallel, context, reuse: false, ..EngineOptions::default() };

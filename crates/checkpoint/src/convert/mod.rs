@@ -25,15 +25,15 @@ use crate::quantization::{AFFINE_BITS, AFFINE_GROUPS};
 mod gguf;
 mod hf;
 mod mixed;
-mod names;
-mod plan;
+pub(crate) mod names;
+pub(crate) mod plan;
 mod replace;
-mod rows;
+pub(crate) mod rows;
 mod source;
-mod target;
+pub(crate) mod target;
 #[cfg(test)]
 mod tests;
-mod write;
+pub(crate) mod write;
 
 pub use gguf::GgufSource;
 pub use hf::HfSource;
@@ -139,7 +139,7 @@ fn convert_to(
     check(source, options)?;
     let plan = Plan::new(source, options)?;
     let companions = plan.companions.iter().map(|companion| companion.name.clone()).collect();
-    let staging = Staging::create(source.path(), target, options.force, companions)?;
+    let staging = Staging::create(Some(source.path()), target, options.force, companions)?;
     write::write(source, &plan, &staging, files, options.threads.max(1), progress)?;
     let target = target.to_path_buf();
     staging.publish()?;

@@ -220,8 +220,8 @@ pub(crate) fn layout(source: &dyn Source) -> Result<Layout> {
     Ok(Layout { family, layers, tensors, notes })
 }
 
-/// The family of a configuration, and its number of layers.
-fn family(file: &Path, config: &Value, tensors: &[SourceTensor]) -> Result<(Box<dyn Family>, usize)> {
+/// The family that a configuration names, and its number of layers.
+pub(crate) fn family(file: &Path, config: &Value, tensors: &[SourceTensor]) -> Result<(Box<dyn Family>, usize)> {
     let root = Fields::root(file, config)?;
     let supported = || FAMILIES.iter().flat_map(|(types, _)| types.iter().copied()).collect::<Vec<_>>().join(", ");
     let Some(model_type) = root.text("model_type")? else {

@@ -45,26 +45,33 @@ pub(crate) struct Written {
     pub(crate) offset: u64,
 }
 
-/// What is written together: one float tensor, or codes, scales and biases of one module.
+/// Where a unit's values come from when they are a source's, and how they are written.
 #[derive(Clone, Debug)]
-pub(crate) struct Unit {
+pub(crate) struct Copied {
     /// How.
     pub(crate) form: Form,
     /// Rows of the source, one after another.
     pub(crate) parts: Vec<Part>,
+    /// True when 1 is added to every value.
+    pub(crate) adds_one: bool,
+}
+
+/// What is written together: one float tensor, or codes, scales and biases of one module.
+#[derive(Clone, Debug)]
+pub(crate) struct Unit<F = Copied> {
+    /// Where its values come from.
+    pub(crate) fill: F,
     /// Values of a row.
     pub(crate) width: usize,
     /// Rows in all.
     pub(crate) rows: usize,
-    /// True when 1 is added to every value.
-    pub(crate) adds_one: bool,
     /// The tensors: one, or codes, scales and biases.
     pub(crate) tensors: Vec<Written>,
     /// Number of its shard.
     pub(crate) shard: usize,
 }
 
-impl Unit {
+impl<F> Unit<F> {
     fn bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
     }
@@ -82,9 +89,9 @@ pub(crate) struct Shard {
 }
 
 /// Everything that will be written.
-pub(crate) struct Plan {
+pub(crate) struct Plan<F = Copied> {
     /// In the order of the source's bytes.
-    pub(crate) units: Vec<Unit>,
+    pub(crate) units: Vec<Unit<F>>,
     /// The weight files.
     pub(crate) shards: Vec<Shard>,
     /// `config.json`.
@@ -116,12 +123,14 @@ impl Plan {
         let (companions, left) = source.companions()?;
         notes.extend(left);
         let mut read = vec![false; source.tensors().len()];
-        units.iter().flat_map(|unit| &unit.parts).for_each(|part| read[part.tensor] = true);
+        units.iter().flat_map(|unit| &unit.fill.parts).for_each(|part| read[part.tensor] = true);
         let read = source.tensors().iter().zip(read).filter(|(_, read)| *read).map(|(tensor, _)| tensor.bytes).sum();
         let index = index(&units, &shards, parameters);
         Ok(Self { units, shards, config, index, companions, notes, read, parameters })
     }
+}
 
+impl<F> Plan<F> {
     /// Bytes of all tensors.
     pub(crate) fn tensor_bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.data).sum()
@@ -140,9 +149,13 @@ impl Plan {
 }
 
 /// The path of the module, when the tensor is a matrix that MLX quantises: a linear layer, a stack of them, an embedding.
+pub(crate) fn module_of<'a>(name: &'a str, shape: &[usize]) -> Option<&'a str> {
+    let path = name.strip_suffix(".weight")?;
+    (shape.len() >= 2 && !path.ends_with("conv1d")).then_some(path)
+}
+
 fn module(mapped: &Mapped) -> Option<&str> {
-    let path = mapped.name.strip_suffix(".weight")?;
-    (mapped.shape.len() >= 2 && !path.ends_with("conv1d")).then_some(path)
+    module_of(&mapped.name, &mapped.shape)
 }
 
 /// Type of the floats of each tensor.
@@ -245,35 +258,40 @@ fn unit(layout: &Layout, source: &dyn Source, mapped: &Mapped, form: Form) -> Un
     let first = &source.tensors()[mapped.parts[0].tensor];
     let width = first.width();
     let rows: usize = mapped.parts.iter().map(|part| part.rows.len()).sum();
+    let tensors = written(&mapped.name, &mapped.shape, (rows, width), form);
+    let adds_one = layout.family.adds_one(&mapped.name, &mapped.shape);
+    Unit { fill: Copied { form, parts: mapped.parts.clone(), adds_one }, width, rows, tensors, shard: 0 }
+}
+
+/// The tensors that a tensor of `rows` and values a row becomes: itself, or codes, scales and biases.
+pub(crate) fn written(name: &str, shape: &[usize], (rows, width): (usize, usize), form: Form) -> Vec<Written> {
     // No product here is larger than a file of the source times the widest element.
     let written = |name: String, dtype: DType, columns: usize, shape: Vec<usize>| {
         let row_bytes = (columns * dtype.size()) as u64;
         Written { name, dtype, shape, row_bytes, bytes: row_bytes * rows as u64, offset: 0 }
     };
-    let tensors = match form {
-        Form::Float(dtype) => vec![written(mapped.name.clone(), dtype, width, mapped.shape.clone())],
+    match form {
+        Form::Float(dtype) => vec![written(name.into(), dtype, width, shape.to_vec())],
         Form::Affine { bits, group, dtype } => {
-            let path = mapped.name.strip_suffix(".weight").unwrap_or(&mapped.name);
-            let shape = |columns: usize| {
-                let mut shape = mapped.shape.clone();
+            let path = name.strip_suffix(".weight").unwrap_or(name);
+            let with = |columns: usize| {
+                let mut shape = shape.to_vec();
                 shape.pop();
                 shape.push(columns);
                 shape
             };
             let (words, groups) = (width * usize::from(bits) / 32, width / usize::from(group));
             vec![
-                written(mapped.name.clone(), DType::U32, words, shape(words)),
-                written(format!("{path}.scales"), dtype, groups, shape(groups)),
-                written(format!("{path}.biases"), dtype, groups, shape(groups)),
+                written(name.into(), DType::U32, words, with(words)),
+                written(format!("{path}.scales"), dtype, groups, with(groups)),
+                written(format!("{path}.biases"), dtype, groups, with(groups)),
             ]
         }
-    };
-    let adds_one = layout.family.adds_one(&mapped.name, &mapped.shape);
-    Unit { form, parts: mapped.parts.clone(), width, rows, adds_one, tensors, shard: 0 }
+    }
 }
 
 /// Cuts the units into files of at most `limit` bytes of data, a larger unit alone, and places their tensors.
-fn shards(units: &mut [Unit], limit: u64) -> Vec<Shard> {
+pub(crate) fn shards<F>(units: &mut [Unit<F>], limit: u64) -> Vec<Shard> {
     let (mut count, mut filled) = (0, 0);
     for unit in units.iter_mut() {
         let bytes = unit.bytes();
@@ -320,7 +338,7 @@ fn encode_header(header: Map<String, Value>) -> Vec<u8> {
 }
 
 /// `model.safetensors.index.json`.
-fn index(units: &[Unit], shards: &[Shard], parameters: u64) -> Value {
+pub(crate) fn index<F>(units: &[Unit<F>], shards: &[Shard], parameters: u64) -> Value {
     let places: BTreeMap<&str, &str> = units
         .iter()
         .flat_map(|unit| unit.tensors.iter().map(|tensor| (tensor.name.as_str(), shards[unit.shard].name.as_str())))
@@ -360,23 +378,29 @@ fn config(
     }
     state_tied(&mut config, layout);
     if let Some(bits) = options.bits {
-        let parameters = |bits: u8, group: u16| json!({"group_size": group, "bits": bits, "mode": "affine"});
-        let mut block = parameters(bits, options.group);
-        for (mapped, form) in layout.tensors.iter().zip(forms) {
-            let Some(path) = module(mapped) else { continue };
-            match *form {
-                Form::Affine { bits: own, group, .. } if (own, group) != (bits, options.group) => {
-                    block[path] = parameters(own, group);
-                }
-                Form::Float(_) => block[path] = json!(false),
-                Form::Affine { .. } => {}
-            }
-        }
+        let modules = layout.tensors.iter().zip(forms).filter_map(|(mapped, form)| Some((module(mapped)?, *form)));
+        let block = quantization(bits, options.group, modules);
         config.insert("quantization_config".into(), block.clone());
         config.insert("quantization".into(), block);
     }
     config.sort_keys();
     Ok(Value::Object(config))
+}
+
+/// The `quantization` block: what most modules have, and those that have something else.
+pub(crate) fn quantization<'a>(bits: u8, group: u16, modules: impl Iterator<Item = (&'a str, Form)>) -> Value {
+    let parameters = |bits: u8, group: u16| json!({"group_size": group, "bits": bits, "mode": "affine"});
+    let mut block = parameters(bits, group);
+    for (path, form) in modules {
+        match form {
+            Form::Affine { bits: own, group: other, .. } if (own, other) != (bits, group) => {
+                block[path] = parameters(own, other);
+            }
+            Form::Float(_) => block[path] = json!(false),
+            Form::Affine { .. } => {}
+        }
+    }
+    block
 }
 
 /// Writes the type where there is one; false when there is none.

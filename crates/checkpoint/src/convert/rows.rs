@@ -19,18 +19,27 @@ const VALUES_A_THREAD: usize = 1 << 15;
 
 /// Reads, converts and encodes rows of a unit on up to `threads` threads. The result does not depend on their number.
 pub(crate) fn encode(source: &dyn Source, unit: &Unit, rows: Range<usize>, threads: usize) -> Result<Vec<Encoded>> {
-    let workers = threads.min(rows.len() * unit.width / VALUES_A_THREAD).clamp(1, rows.len().max(1));
+    spread(unit.width, rows, threads, &|rows| encode_rows(source, unit, rows))
+}
+
+/// Makes rows of `width` values on up to `threads` threads, each with a share of them.
+pub(crate) fn spread(
+    width: usize,
+    rows: Range<usize>,
+    threads: usize,
+    make: &(dyn Fn(Range<usize>) -> Result<Encoded> + Sync),
+) -> Result<Vec<Encoded>> {
+    let workers = threads.min(rows.len() * width / VALUES_A_THREAD).clamp(1, rows.len().max(1));
     let share = |worker: usize| {
         let at = |worker: usize| rows.start + rows.len() * worker / workers;
         at(worker)..at(worker + 1)
     };
     if workers == 1 {
-        return Ok(vec![encode_rows(source, unit, rows)?]);
+        return Ok(vec![make(rows)?]);
     }
     std::thread::scope(|scope| {
-        let others: Vec<_> =
-            (1..workers).map(|worker| scope.spawn(move || encode_rows(source, unit, share(worker)))).collect();
-        let first = encode_rows(source, unit, share(0));
+        let others: Vec<_> = (1..workers).map(|worker| scope.spawn(move || make(share(worker)))).collect();
+        let first = make(share(0));
         let rest = others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
         std::iter::once(first).chain(rest).collect()
     })
@@ -39,7 +48,7 @@ pub(crate) fn encode(source: &dyn Source, unit: &Unit, rows: Range<usize>, threa
 fn encode_rows(source: &dyn Source, unit: &Unit, rows: Range<usize>) -> Result<Encoded> {
     let mut values = Vec::with_capacity(rows.len() * unit.width);
     let mut start = 0;
-    for part in &unit.parts {
+    for part in &unit.fill.parts {
         let end = start + part.rows.len();
         let (from, to) = (rows.start.max(start), rows.end.min(end));
         if from < to && unit.width > 0 {
@@ -51,7 +60,7 @@ fn encode_rows(source: &dyn Source, unit: &Unit, rows: Range<usize>) -> Result<E
                 let problem = format!("tensor {}: rows {wanted:?} gave {} values", name().name, values.len() - before);
                 return Err(CheckpointError::Convert { path: name().file.clone(), problem });
             }
-            if unit.adds_one {
+            if unit.fill.adds_one {
                 values[before..].iter_mut().for_each(|value| *value += 1.0);
             }
             check(unit, &values[before..]).map_err(|(at, problem)| CheckpointError::Convert {
@@ -66,7 +75,7 @@ fn encode_rows(source: &dyn Source, unit: &Unit, rows: Range<usize>) -> Result<E
         }
         start = end;
     }
-    Ok(match unit.form {
+    Ok(match unit.fill.form {
         Form::Float(dtype) => [floats(&values, dtype), Vec::new(), Vec::new()],
         Form::Affine { bits, group, dtype } => {
             // MLX quantises what the matrix is in the type it is given in.
@@ -91,7 +100,7 @@ fn encode_rows(source: &dyn Source, unit: &Unit, rows: Range<usize>) -> Result<E
 
 /// Finds the first value that the output cannot hold.
 fn check(unit: &Unit, values: &[f32]) -> Result<(), (usize, String)> {
-    let (dtype, coded) = match unit.form {
+    let (dtype, coded) = match unit.fill.form {
         Form::Float(dtype) => (dtype, false),
         Form::Affine { dtype, .. } => (dtype, true),
     };

@@ -27,8 +27,8 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Checks the target and makes the directory; removes what dead processes left for the same target.
-    pub(crate) fn create(source: &Path, target: &Path, force: bool, companions: Vec<String>) -> Result<Self> {
+    /// Checks the target, which must not be nor hold the source, and makes the directory; removes what dead processes left for the same target.
+    pub(crate) fn create(source: Option<&Path>, target: &Path, force: bool, companions: Vec<String>) -> Result<Self> {
         let target = resolve(source, target)?;
         let (parent, name) = split(&target)?;
         tidy(&parent, &name, &target, &companions);
@@ -107,12 +107,13 @@ pub fn abandon(dir: &Path) {
 }
 
 /// The target with its links resolved.
-fn resolve(source: &Path, target: &Path) -> Result<PathBuf> {
+fn resolve(source: Option<&Path>, target: &Path) -> Result<PathBuf> {
     let problem = |problem: String| CheckpointError::Convert { path: target.into(), problem };
     let (parent, name) = split(target)?;
     let parent = parent.canonicalize().map_err(|error| problem(format!("no directory to make it in: {error}")))?;
     // A link is replaced where it leads.
     let resolved = target.canonicalize().unwrap_or_else(|_| parent.join(name));
+    let Some(source) = source else { return Ok(resolved) };
     let source = source.canonicalize().map_err(|error| CheckpointError::Io { path: source.into(), source: error })?;
     if source == resolved {
         return Err(problem("is the source itself; give another directory with -o".into()));

@@ -155,7 +155,7 @@ fn a_left_over_would_be_seen() {
     let source = source(&dir.path().join("hf"));
     let target = dir.path().join("out");
     let plan = Plan::new(&source, &options()).expect("plan");
-    let staging = Staging::create(source.path(), &target, false, Vec::new()).expect("staging");
+    let staging = Staging::create(Some(source.path()), &target, false, Vec::new()).expect("staging");
     let files = Failing::at("", 2, io::ErrorKind::BrokenPipe);
     write(&source, &plan, &staging, &files, 1, &mut |_| true).expect_err("broken");
     std::mem::forget(staging);

@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::Progress;
-use super::plan::{Plan, Unit};
-use super::rows::encode;
+use super::plan::{Plan, Unit, Written};
+use super::rows::{Encoded, encode};
 use super::source::{Content, Source};
 use super::target::Staging;
 use crate::checkpoint::INDEX;
@@ -47,13 +48,42 @@ impl Files for Disk {
 /// What is told while writing; false ends the conversion.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress<'_>) -> bool;
 
-/// Writes the plan into a directory in the making.
+/// Makes encoded rows of a unit.
+pub(crate) type Make<'a, F> = &'a dyn Fn(&Unit<F>, Range<usize>) -> Result<Vec<Encoded>>;
+
+/// Where the rows of a plan come from.
+pub(crate) struct Rows<'a, F> {
+    /// What is going on, for the words of an interruption.
+    pub(crate) doing: String,
+    /// Values asked for at a time.
+    pub(crate) chunk: usize,
+    /// Makes them.
+    pub(crate) make: Make<'a, F>,
+}
+
+/// Writes the plan of a conversion into a directory in the making.
 pub(crate) fn write(
     source: &dyn Source,
     plan: &Plan,
     staging: &Staging,
     files: &dyn Files,
     threads: usize,
+    report: Report<'_>,
+) -> Result<()> {
+    let rows = Rows {
+        doing: format!("converting {}", source.path().display()),
+        chunk: threads.saturating_mul(1 << 19).clamp(CHUNK_VALUES.0, CHUNK_VALUES.1),
+        make: &|unit, rows| encode(source, unit, rows, threads),
+    };
+    write_rows(plan, &rows, staging, files, report)
+}
+
+/// Writes any plan into a directory in the making.
+pub(crate) fn write_rows<F>(
+    plan: &Plan<F>,
+    source: &Rows<'_, F>,
+    staging: &Staging,
+    files: &dyn Files,
     report: Report<'_>,
 ) -> Result<()> {
     let writer = Writer { staging, files, needed: plan.total_bytes() };
@@ -82,15 +112,14 @@ pub(crate) fn write(
         tensor: "",
         dir: staging.dir(),
     };
-    let interrupted = || CheckpointError::Interrupted { what: format!("converting {}", source.path().display()) };
+    let interrupted = || CheckpointError::Interrupted { what: source.doing.clone() };
     let read: u64 = plan.units.iter().map(|unit| (unit.rows * unit.width) as u64).sum();
     let mut done = 0u64;
-    let chunk = threads.saturating_mul(1 << 19).clamp(CHUNK_VALUES.0, CHUNK_VALUES.1);
     for (number, shard) in plan.shards.iter().enumerate() {
         let mut file = writer.shard(&shard.name, &shard.header)?;
         for unit in plan.units.iter().filter(|unit| unit.shard == number) {
             progress.tensor = &unit.tensors[0].name;
-            let step = (chunk / unit.width.max(1)).max(1);
+            let step = (source.chunk / unit.width.max(1)).max(1);
             let mut row = 0;
             while row < unit.rows {
                 // Progress is in bytes of the source: what a value takes differs little within one.
@@ -99,7 +128,7 @@ pub(crate) fn write(
                     return Err(interrupted());
                 }
                 let end = unit.rows.min(row + step);
-                file.rows(unit, row, encode(source, unit, row..end, threads)?)?;
+                file.rows(&unit.tensors, row, (source.make)(unit, row..end)?)?;
                 done += ((end - row) * unit.width) as u64;
                 row = end;
             }
@@ -173,8 +202,8 @@ struct ShardFile<'a> {
 
 impl ShardFile<'_> {
     /// Writes the encoded pieces of consecutive rows, the first of which is `row`.
-    fn rows(&mut self, unit: &Unit, row: usize, pieces: Vec<[Vec<u8>; 3]>) -> Result<()> {
-        for (which, tensor) in unit.tensors.iter().enumerate() {
+    fn rows(&mut self, tensors: &[Written], row: usize, pieces: Vec<Encoded>) -> Result<()> {
+        for (which, tensor) in tensors.iter().enumerate() {
             let mut offset = self.start + tensor.offset + row as u64 * tensor.row_bytes;
             for piece in &pieces {
                 self.at(offset, &piece[which])?;

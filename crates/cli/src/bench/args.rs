@@ -14,7 +14,8 @@ Examples:
   speculative_bench --list                                      what the catalogue holds, and where it was looked for
   speculative_bench --target MODEL --draft DRAFTER --k-values 2,3,4,adaptive
   speculative_bench --target MODEL --kind ngram --prompts mine.jsonl --temperature 0.8 --seed 1
-  speculative_bench --target MODEL --simulate-acceptance 0.8    what a drafter still to be trained would give
+  speculative_bench --target MODEL --simulate-acceptance 0.8    what its drafter would give, were it right so often
+  speculative_bench --target MODEL --kind none --simulate-acceptance 0.8    the same at no cost of drafting
   speculative_bench --sweep --csv rows.csv --json rows.json --markdown rows.md --plot rows.svg
   speculative_bench compare a.json b.json                       two hosts (files of --json or --trace)
 
@@ -117,7 +118,8 @@ pub struct SweepArgs {
     /// Runs of each arm before those, not measured
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub warmup: u32,
-    /// Draft by a script that is right with this probability, in place of a drafter; reports say so
+    /// Replace drafts by those of a script that is right with this probability; the drafter's forward runs all the same, if one was
+    /// given or found (--kind none: without one). Reports say so
     #[arg(long, value_name = "P", value_parser = parse_probability)]
     pub simulate_acceptance: Option<f64>,
     /// Where to compute

@@ -67,7 +67,7 @@ impl<'a> LocalHost<'a> {
     fn try_load(&mut self, wanted: Wanted<'_>) -> Result<Loaded> {
         let checkpoint = Checkpoint::open(wanted.target)?;
         let kind = match &wanted.draft {
-            Draft::None | Draft::Made(_) => Kind::None,
+            Draft::None => Kind::None,
             Draft::Ngram => Kind::Ngram,
             Draft::Checkpoint { kind: Some(DraftKind::Classic), .. } => Kind::Classic,
             Draft::Checkpoint { .. } => Kind::Mtp,
@@ -82,10 +82,9 @@ impl<'a> LocalHost<'a> {
         };
         let mut parts = Vec::new();
         let mut drafts = DraftArgs::default();
-        let (source, made) = match wanted.draft {
-            Draft::None => (Source::None, None),
-            Draft::Made(drafter) => (Source::None, Some(drafter)),
-            Draft::Ngram => (Source::Ngram, None),
+        let source = match wanted.draft {
+            Draft::None => Source::None,
+            Draft::Ngram => Source::Ngram,
             Draft::Checkpoint { path, kind } => {
                 drafts.model_draft = Some(path);
                 drafts.draft_kind = kind.map(|kind| match kind {
@@ -93,7 +92,7 @@ impl<'a> LocalHost<'a> {
                     DraftKind::Classic => DraftKindArg::Classic,
                     DraftKind::Ngram => DraftKindArg::Ngram,
                 });
-                (draft::find(&drafts, &opened.checkpoint, self.environment, &mut notify)?, None)
+                draft::find(&drafts, &opened.checkpoint, self.environment, &mut notify)?
             }
         };
         if let Source::Checkpoint { checkpoint, .. } = &source {
@@ -109,7 +108,10 @@ impl<'a> LocalHost<'a> {
             }
         };
         let Pair { model, drafter } = loaded.pair;
-        let drafter = made.or(drafter);
+        let drafter = match wanted.simulate {
+            Some(simulation) => Some(simulation.over(drafter)),
+            None => drafter,
+        };
         let tokenizer = opened.tokenizer(&*model)?;
         let prompts = encode(wanted.prompts, &opened, &tokenizer)?;
         let longest = prompts.iter().flatten().map(Vec::len).max().unwrap_or(1);

@@ -6,7 +6,7 @@ use mlxcel_cli::args::{self, Verb};
 use mlxcel_cli::locate::Environment;
 #[cfg(feature = "hub")]
 use mlxcel_cli::pull;
-use mlxcel_cli::{convert, generate, inspect, list, perplexity, probe, rm, run, serve};
+use mlxcel_cli::{convert, generate, inspect, list, perplexity, probe, rm, run, serve, synth};
 
 fn main() -> ExitCode {
     let cli = args::parse(std::env::args_os());
@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         Verb::Probe(args) => probe::run(&args, &environment),
         Verb::Serve(args) => serve::run(&args, &environment),
         Verb::Convert(args) => convert::run(&args),
+        Verb::Synth(args) => synth::run(&args, &environment),
         #[cfg(feature = "hub")]
         Verb::Pull(args) => pull::run(&args, &environment),
         Verb::List(args) => list::run(&args, &environment),
