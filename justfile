@@ -40,6 +40,10 @@ bench: build
     python3 tools/bench_server.py
     python3 tools/acceptance_doc.py
 
+# Beside llama.cpp on this CPU: fetches and builds it, half an hour on two idle cores (needs PyPI and a C++ compiler)
+peers *args: build
+    python3 tools/bench_peers {{args}}
+
 # Train toy checkpoints by the recipe of the demos, on one CPU core, and answer with them (three minutes; needs PyPI)
 train-smoke out="target/train-smoke": build
     bash tools/train/smoke.sh {{out}}

@@ -62,6 +62,8 @@ def index(sweeps):
         links = f"[{name}.md]({name}.md), [plot]({name}.svg), [csv]({name}.csv)"
         text += f"| {links} | the embedded pairs: {SWEEPS[name][0]} | {len(rows)} |\n"
     text += "| [demo.md](demo.md) | plain decoding and prefill of the demo checkpoints | |\n| [linear.md](linear.md) | the 4-bit linear on its own, by rows | |\n| [server.md](server.md) | the server under load, drafts off and on | |\n"
+    if os.path.exists(os.path.join(RESULTS, "cpu_peers.md")):
+        text += "| [cpu_peers.md](cpu_peers.md) | beside llama.cpp on a CPU (`tools/bench_peers`) | |\n"
     for name, rows in sweeps.items():
         text += f"\n## {name}.csv\n\nRow n is line n + 1 of the file.\n\n| pairing | prompt | rows |\n|---|---|---|\n"
         seen = {}

@@ -7,6 +7,7 @@
 
 pub mod catalogue;
 pub mod compare;
+pub mod cost;
 pub mod fingerprint;
 pub mod host;
 pub mod machine;

@@ -118,6 +118,41 @@ fn two_hosts_and_two_prompts_are_told_apart() {
     assert!(out.status.code() == Some(2) && text(&out.stderr).contains("no-such-file.json"));
 }
 
+#[test]
+fn forward_passes_are_timed_on_their_own() {
+    let bench = Bench::new();
+    for name in ["gemma-4-tiny-it-4bit", "qwen3.5-tiny-4bit"] {
+        let target = root("models").join(name);
+        let target = target.to_str().expect("UTF-8");
+        let small = ["--prompt", "40", "--contexts", "0,70", "-n", "3", "--widths", "1,4", "--repeat", "2"];
+        let out = bench.run(&[&["cost", "--target", target, "--threads", "1", "--json"][..], &small].concat());
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        let value: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        assert_eq!((&value["threads"], &value["target"]), (&1.into(), &name.into()));
+        assert!(value["weight_bytes"].as_u64() > Some(1 << 20) && value["kv_bytes"].as_u64() > Some(0), "{value}");
+        let seconds = |timed: &serde_json::Value| -> Vec<f64> {
+            timed["seconds"].as_array().expect("runs").iter().map(|s| s.as_f64().expect("seconds")).collect()
+        };
+        assert_eq!((&value["prefill"]["rows"], seconds(&value["prefill"]).len()), (&40.into(), 2));
+        assert_eq!((&value["decode"][1]["context"], seconds(&value["decode"][1]).len()), (&70.into(), 2));
+        assert_eq!((&value["verify"][1]["rows"], seconds(&value["verify"][1]).len()), (&4.into(), 6));
+        assert!(seconds(&value["decode"][0]).iter().all(|s| *s > 0.0), "{value}");
+    }
+    let target = root("models/gemma-4-tiny-it-4bit");
+    let target = target.to_str().expect("UTF-8");
+    let out = bench.run(&["cost", "--target", target, "--prompt", "20", "-n", "2", "--widths", "1,2", "--repeat", "1"]);
+    assert!(text(&out.stdout).contains("verify") && text(&out.stdout).contains("1.00"), "{}", text(&out.stdout));
+    for (extra, parts) in [
+        (&["--widths", "17"][..], &["--widths", "1 to 16", "17"][..]),
+        (&["--contexts", "9000000"], &["--contexts", "9000064"]),
+        (&["--repeat", "0"], &["--repeat"]),
+    ] {
+        let out = bench.run(&[&["cost", "--target", target][..], extra].concat());
+        let said = text(&out.stderr);
+        assert!(out.status.code() == Some(2) && parts.iter().all(|part| said.contains(part)), "{extra:?}: {said}");
+    }
+}
+
 /// Without the operator's word, a failing probe is the status of the rows.
 #[test]
 fn a_failing_probe_measures_nothing_unsound() {

