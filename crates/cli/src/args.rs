@@ -7,12 +7,12 @@ use clap::builder::Resettable;
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use mlxcel_checkpoint::convert::Mixed;
 use mlxcel_checkpoint::quantization::{AFFINE_BITS, AFFINE_GROUPS};
-use mlxcel_checkpoint::synth::Shape;
 use mlxcel_compute::format::DType;
 use mlxcel_cpu::Precision;
 use mlxcel_engine::speculate::MAX_BLOCK;
 
 use crate::serve::args::ServeArgs;
+use crate::synth::SynthArgs;
 
 /// Runs MLX-format language models on this machine.
 #[derive(Debug, Parser)]
@@ -103,13 +103,6 @@ Examples:
   mlxcel convert Qwen3-0.6B -o qwen-mixed --bits 4 --mixed sensitive --mixed '*lm_head=8:32'
   mlxcel convert gemma-4-E2B-it -o gemma-bf16 --dtype bf16
   mlxcel convert SmolLM2-135M.gguf -o smollm2-4bit --bits 4 --group-size 32";
-
-const SYNTH_EXAMPLES: &str = "\
-Examples:
-  mlxcel synth --shape gemma-4-1b /tmp/gemma-4-1b
-  speculative_bench --target /tmp/gemma-4-1b --simulate-acceptance 0.7
-  mlxcel synth --shape gemma-4-31b --layers 6 /tmp/gemma-4-31b-cut      (a tenth of its depth, and so of its size)
-  mlxcel synth --shape qwen3.5-0.8b --bits 8 --group-size 32 out --force";
 
 #[cfg(feature = "hub")]
 const PULL_EXAMPLES: &str = "\
@@ -519,41 +512,11 @@ impl From<FloatArg> for DType {
     }
 }
 
-/// `mlxcel synth`.
-#[derive(Args, Clone, Debug)]
-#[command(after_help = format!("{}\n\n{SYNTH_EXAMPLES}", crate::synth::shapes()))]
-pub struct SynthArgs {
-    /// Directory to make; the drafter's is called DIR-assistant or DIR-mtp
-    #[arg(value_name = "DIR")]
-    pub target: PathBuf,
-    /// Whose sizes (below)
-    #[arg(long, value_name = "SHAPE", value_parser = crate::synth::parse_shape)]
-    pub shape: Shape,
-    /// Bits of a code: 2, 3, 4, 5, 6 or 8
-    #[arg(long, value_name = "BITS", default_value_t = 4, value_parser = parse_bits)]
-    pub bits: u8,
-    /// Values that share a scale and a bias: 32, 64 or 128
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = parse_group)]
-    pub group_size: u16,
-    /// Only so many layers; config.json says so under mlxcel_synth [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub layers: Option<u16>,
-    /// Replace checkpoints at DIR and at the drafter's, once the new ones are complete
-    #[arg(long)]
-    pub force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-    /// Say nothing on standard error, and without --json nothing at all
-    #[arg(short, long)]
-    pub quiet: bool,
-}
-
-fn parse_bits(text: &str) -> Result<u8, String> {
+pub(crate) fn parse_bits(text: &str) -> Result<u8, String> {
     text.parse().ok().filter(|bits| AFFINE_BITS.contains(bits)).ok_or_else(|| "2, 3, 4, 5, 6 or 8 expected".into())
 }
 
-fn parse_group(text: &str) -> Result<u16, String> {
+pub(crate) fn parse_group(text: &str) -> Result<u16, String> {
     text.parse().ok().filter(|group| AFFINE_GROUPS.contains(group)).ok_or_else(|| "32, 64 or 128 expected".into())
 }
 

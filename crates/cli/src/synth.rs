@@ -1,19 +1,58 @@
 //! `mlxcel synth`: a random-weight checkpoint of a published model's shape, to measure speed with.
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use clap::Args;
 use mlxcel_checkpoint::CheckpointError;
 use mlxcel_checkpoint::synth::{Directory, Made, Options, Shape, synth};
 use serde_json::{Value, json};
 
-use crate::args::SynthArgs;
+use crate::args::{parse_bits, parse_group};
 use crate::convert::{Bar, quoted};
 use crate::interrupt;
 use crate::locate::Environment;
 use crate::units::bytes;
+
+const SYNTH_EXAMPLES: &str = "\
+Examples:
+  mlxcel synth --shape gemma-4-1b /tmp/gemma-4-1b
+  speculative_bench --target /tmp/gemma-4-1b --simulate-acceptance 0.7
+  mlxcel synth --shape gemma-4-31b --layers 6 /tmp/gemma-4-31b-cut      (a tenth of its depth, and so of its size)
+  mlxcel synth --shape qwen3.5-0.8b --bits 8 --group-size 32 out --force";
+
+/// `mlxcel synth`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = format!("{}\n\n{SYNTH_EXAMPLES}", shapes()))]
+pub struct SynthArgs {
+    /// Directory to make; the drafter's is called DIR-assistant or DIR-mtp
+    #[arg(value_name = "DIR")]
+    pub target: PathBuf,
+    /// Whose sizes (below)
+    #[arg(long, value_name = "SHAPE", value_parser = parse_shape)]
+    pub shape: Shape,
+    /// Bits of a code: 2, 3, 4, 5, 6 or 8
+    #[arg(long, value_name = "BITS", default_value_t = 4, value_parser = parse_bits)]
+    pub bits: u8,
+    /// Values that share a scale and a bias: 32, 64 or 128
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = parse_group)]
+    pub group_size: u16,
+    /// Only so many layers; config.json says so under mlxcel_synth [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub layers: Option<u16>,
+    /// Replace checkpoints at DIR and at the drafter's, once the new ones are complete
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Say nothing on standard error, and without --json nothing at all
+    #[arg(short, long)]
+    pub quiet: bool,
+}
 
 /// The shape of a name.
 ///
