@@ -96,7 +96,7 @@ fn a_head_that_is_not_there_is_told() {
     let props = props(&address);
     server.kill().expect("killed");
     server.wait().expect("ended");
-    let why = props["speculation"]["off_because"].as_str().unwrap_or_default();
+    let why = props["speculation"]["why"].as_str().unwrap_or_default();
     assert!(props["speculation"]["enabled"] == false && why.contains("no drafter"), "{props}");
     assert!(said.contains("no drafts: ") && said.contains(why), "{said}");
 }

@@ -36,7 +36,7 @@ export class Panel {
     this.speculation = speculation ?? null;
     byId("modes").disabled = !this.available;
     byId("compare").disabled = !this.available;
-    const { enabled, kind, drafter, block_size: k, off_because: why } = speculation ?? {};
+    const { enabled, kind, drafter, block_size: k, why } = speculation ?? {};
     const name = typeof drafter === "string" ? drafter.split("/").filter(Boolean).at(-1) : "";
     const on = [kind, name, Number.isInteger(k) ? `block size ${k}` : "K adapts"].filter(Boolean).join(" · ");
     byId("drafter").textContent = enabled === undefined ? "" : enabled ? on : `Off: ${why || "the server has no drafter"}`;

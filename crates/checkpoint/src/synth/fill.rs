@@ -146,7 +146,7 @@ fn codes(key: u64, width: usize, rows: Range<usize>, bits: u8, group: u16, devia
 mod tests {
     use super::*;
     use crate::dequant::dequantize_row;
-    use mlxcel_compute::format::{HostWeight, QuantFormat, WeightFormat};
+    use mlxcel_compute::format::{HostWeight, QuantFormat, Source, WeightFormat};
 
     fn joined(fill: &Fill, width: usize, parts: &[Range<usize>]) -> Encoded {
         let mut out = Encoded::default();
@@ -195,6 +195,7 @@ mod tests {
                 data: words.into(),
                 scales: scales.into(),
                 biases: biases.into(),
+                source: Source::default(),
             };
             let mut values = vec![0f32; rows * width];
             for (row, out) in values.chunks_exact_mut(width).enumerate() {

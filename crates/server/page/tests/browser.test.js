@@ -145,7 +145,7 @@ pageTest("plain, automatic and fixed widths", {}, async (page, server) => {
   assert.equal(await page.eval(`document.querySelector("[name=mode][value=fixed]").checked`), true);
 });
 
-pageTest("without a drafter the panel says why", { speculation: { enabled: false, kind: "none", off_because: "no drafter fits the model" } }, async (page, server) => {
+pageTest("without a drafter the panel says why", { speculation: { enabled: false, kind: "none", why: "no drafter fits the model" } }, async (page, server) => {
   assert.equal(await page.eval(value("drafter")), "Off: no drafter fits the model");
   assert.deepEqual(await page.eval(`[document.getElementById("modes").disabled, document.getElementById("compare").disabled]`), [true, true]);
   await page.ask("hi");

@@ -42,7 +42,7 @@ const XSS = `<img src=x onerror="window.pwned=1"> <script>window.pwned=1</script
 
 /** Starts one on a free port of the loopback. `options`: delay (ms a chunk), key, speculation, loading. */
 export async function startServer(options = {}) {
-  const state = { delay: 1, speculation: { enabled: true, kind: "mtp", drafter: "models/tiny-assistant", block_size: null, off_because: null }, requests: [], open: 0, ...options };
+  const state = { delay: 1, speculation: { enabled: true, kind: "mtp", drafter: "models/tiny-assistant", block_size: null, why: null }, requests: [], open: 0, ...options };
   const server = createServer((request, response) => {
     handle(state, request, response).catch((error) => {
       if (!response.headersSent) response.writeHead(500);
