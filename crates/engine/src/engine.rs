@@ -78,6 +78,7 @@ pub struct Engine {
     record: StepRecord,
     /// Events of requests that ended between steps, for the next step to hand out.
     late: Outcome,
+    panics: u64,
     panic_in: Option<PanicIn>,
 }
 
@@ -190,6 +191,7 @@ impl Engine {
             recording: Recording::Off,
             record: StepRecord::default(),
             late: Outcome::default(),
+            panics: 0,
             panic_in: None,
         })
     }
@@ -414,6 +416,7 @@ impl Engine {
         let most: Vec<usize> = self.running.iter().map(most).collect();
         let (running, budget) = (&mut self.running, self.options.step_rows);
         let drafts = caught(|| speculator.draft(running, &most, assigned, budget)).unwrap_or_else(|why| {
+            self.panics += 1;
             speculator.fail(&why);
             vec![Vec::new(); self.running.len()]
         });
@@ -478,7 +481,8 @@ impl Engine {
         if self.batch.is_empty() {
             return Ok(Vec::new());
         }
-        caught(|| self.model.forward(&self.batch))?.map_err(|e| e.to_string())
+        let computed = caught(|| self.model.forward(&self.batch)).inspect_err(|_| self.panics += 1);
+        computed?.map_err(|e| e.to_string())
     }
 
     /// Takes a step's logits: one row a span, or one for each position of a block. A prompt chunk that is not the last has one too,
@@ -509,6 +513,7 @@ impl Engine {
                         break;
                     }
                     Err(why) => {
+                        self.panics += 1;
                         failure = Some(why);
                         break;
                     }
@@ -605,6 +610,7 @@ impl Engine {
             all.push(kept(rows, sequence, slot, *planned, *len, *wanted, *first));
         }
         if let Err(why) = caught(|| speculator.observe(&all)) {
+            self.panics += 1;
             speculator.fail(&why);
         }
         self.note_failure();

@@ -41,6 +41,7 @@ fn a_panic_on_a_sequence_ends_that_one() {
             for drafts in [false, true] {
                 let model = panicking(position);
                 let mut driver = if drafts { drafting(model, reuse) } else { Driver::new(model, options(reuse)) };
+                driver.panics = true;
                 let ids: Vec<_> = (428..434).map(|first| driver.submit(request(first))).collect();
                 driver.run();
                 for (id, first) in ids.iter().zip(428..) {
@@ -69,6 +70,7 @@ fn a_panic_in_the_books_ends_those_that_run() {
             for drafts in [false, true] {
                 let mut driver =
                     if drafts { drafting(hashing(), reuse) } else { Driver::new(hashing(), options(reuse)) };
+                driver.panics = true;
                 // Something in the cache, which is gone afterwards.
                 driver.ask(request(428));
                 let ids: Vec<_> = (428..434).map(|first| driver.submit(request(first))).collect();

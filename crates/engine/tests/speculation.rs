@@ -229,6 +229,7 @@ fn a_failing_drafter_costs_no_answer() {
         let requests = requests(12, 20, |_, _| {});
         let (want, truths) = plain(false, &requests);
         let mut driver = driver(false, &truths, plan.clone(), 4, options(4, false));
+        driver.panics = matches!(plan, Plan::PanicAfter(_));
         let ids: Vec<_> = requests.iter().map(|r| driver.submit(r.clone())).collect();
         driver.run();
         for (id, want) in ids.iter().zip(&want) {

@@ -64,6 +64,7 @@ impl Engine {
     /// After a panic that may have left pages, slots or the cache half changed: those that run are ended, and the books begin anew. The
     /// memory stays the model's; those that wait are served.
     pub(super) fn start_over(&mut self, why: &str, outcome: &mut Outcome) {
+        self.panics += 1;
         // An answer that was complete had its final event.
         let running = self.running.drain(..).filter(|sequence| !sequence.has_ended());
         let ended = |event: &Event| match event {
@@ -79,6 +80,11 @@ impl Engine {
         let cache = || PrefixCache::new(&self.pool, self.pages.clone(), Snapshots::new(snapshots));
         self.cache = self.options.reuse.then(cache);
         self.warnings.push(format!("a step broke off, and the requests in it were ended: {why}"));
+    }
+
+    /// Panics that were caught.
+    pub fn panics(&self) -> u64 {
+        self.panics
     }
 
     /// Breaks the next steps, so that tests can see what becomes of that.

@@ -112,6 +112,8 @@ pub struct Driver {
     pub done: BTreeMap<RequestId, Record>,
     /// What each request's rounds came to.
     pub rounds: BTreeMap<RequestId, Rounds>,
+    /// Whether the engine may have caught panics: a scripted model's own checks are some.
+    pub panics: bool,
 }
 
 impl Driver {
@@ -126,7 +128,7 @@ impl Driver {
 
     /// Over an engine of the test's own.
     pub fn with(engine: Engine) -> Self {
-        Driver { engine, open: BTreeMap::new(), done: BTreeMap::new(), rounds: BTreeMap::new() }
+        Driver { engine, open: BTreeMap::new(), done: BTreeMap::new(), rounds: BTreeMap::new(), panics: false }
     }
 
     pub fn submit(&mut self, request: Request) -> RequestId {
@@ -141,6 +143,7 @@ impl Driver {
         for event in self.engine.step() {
             self.take(event);
         }
+        assert!(self.panics || self.engine.panics() == 0, "something panicked; its message is above");
         assert_eq!(self.engine.is_idle(), self.open.is_empty(), "idle means that every request got its final event");
     }
 
