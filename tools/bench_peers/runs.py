@@ -63,7 +63,7 @@ def parse_theirs(prefill, decode, blocks, threads):
         "prefill": rates[PROMPT, 0, 0],
         "decode": {context: rates[0, TOKENS, context] for context in CONTEXTS},
         "verify": by_width(blocks["verify"], "peer_cost"),
-        "about": {**{key: first[key] for key in ("build_number", "build_commit", "flash_attn", "type_k", "type_v", "backends")},
+        "about": {**{key: first[key] for key in ("flash_attn", "type_k", "type_v", "backends")},
                   "model": blocks["model"], "weight_bytes": blocks["model_bytes"]},
     }
 

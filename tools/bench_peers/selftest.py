@@ -28,7 +28,7 @@ def canned_ours():
 
 
 def canned_test(prompt, generated, depth, rate):
-    return {"n_threads": 2, "n_prompt": prompt, "n_gen": generated, "n_depth": depth, "samples_ts": [rate], "build_number": 11434, "build_commit": "c",
+    return {"n_threads": 2, "n_prompt": prompt, "n_gen": generated, "n_depth": depth, "samples_ts": [rate],
             "flash_attn": -1, "type_k": "f16", "type_v": "f16", "backends": "CPU"}
 
 
