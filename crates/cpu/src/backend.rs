@@ -11,6 +11,7 @@ use crate::arch::{Isa, Kernel};
 use crate::buffer::{Arena, CpuBuffer, Shared};
 use crate::kv::{self, CpuKv, PAGE_LEN};
 use crate::lanes::Lanes;
+use crate::memory::Slabs;
 use crate::ops::decode::decode_row;
 use crate::ops::linear::{Input, Job, run};
 use crate::ops::panel::{PanelFormat, Panels};
@@ -44,6 +45,7 @@ pub struct CpuWeight {
     /// precision, never on the number of rows.
     format: Option<PanelFormat>,
     panels: OnceLock<Panels>,
+    slabs: Arc<Slabs>,
 }
 
 impl CpuWeight {
@@ -51,7 +53,7 @@ impl CpuWeight {
     pub(crate) fn panels(&self, pool: &Pool) -> Option<&Panels> {
         let format = self.format?;
         Some(self.panels.get_or_init(|| {
-            let panels = Panels::new(pool, &self.host, format);
+            let panels = Panels::new(pool, &self.slabs, &self.host, format);
             self.host.unused();
             panels
         }))
@@ -64,6 +66,7 @@ pub struct CpuBackend {
     pub(crate) isa: Isa,
     pub(crate) pool: Pool,
     pub(crate) arena: Arc<Arena>,
+    slabs: Arc<Slabs>,
 }
 
 impl CpuBackend {
@@ -74,7 +77,7 @@ impl CpuBackend {
 
     /// A backend with a chosen instruction set.
     pub fn with_isa(precision: Precision, threads: usize, isa: Isa) -> Self {
-        CpuBackend { precision, isa, pool: Pool::new(threads), arena: Arc::default() }
+        CpuBackend { precision, isa, pool: Pool::new(threads), arena: Arc::default(), slabs: Arc::default() }
     }
 
     /// The thread pool.
@@ -160,7 +163,7 @@ impl Backend for CpuBackend {
             Precision::Int8 if weight.inputs.is_multiple_of(32) => PanelFormat::of(weight.format),
             _ => None,
         };
-        Ok(CpuWeight { host: weight, format, panels: OnceLock::new() })
+        Ok(CpuWeight { host: weight, format, panels: OnceLock::new(), slabs: Arc::clone(&self.slabs) })
     }
 
     fn load_vector(&self, values: &[f32]) -> Vec<f32> {

@@ -2,11 +2,15 @@
 
 use std::time::Instant;
 
+use crate::memory::prefer_huge;
 use crate::pool::Pool;
 
 /// Reads `bytes` of memory with all threads of the pool, `repeats` times, and returns the best GB/s.
 pub fn read_bandwidth(pool: &Pool, bytes: usize, repeats: usize) -> f64 {
-    let memory = vec![1u64; bytes / 8];
+    let mut memory = vec![0u64; bytes / 8];
+    // As packed weights lie.
+    prefer_huge(&mut memory);
+    memory.fill(1);
     let chunk = 32 * 1024;
     let chunks = memory.len().div_ceil(chunk);
     let mut best = 0.0f64;

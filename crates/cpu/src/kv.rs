@@ -8,6 +8,7 @@ use mlxcel_compute::{Batch, ComputeError, KvGroup, KvShape, KvSlot, order};
 
 use crate::Precision;
 use crate::arch::bf16_bits;
+use crate::memory::prefer_huge;
 
 /// Positions of a page.
 pub const PAGE_LEN: usize = order::KEY_BLOCK;
@@ -55,7 +56,9 @@ fn reserve<T: Clone + Default>(len: usize, needed: usize) -> Result<Vec<T>, Comp
     memory.try_reserve_exact(len).map_err(|_| ComputeError::KvMemory { needed })?;
     // Zeroed pages come from the system untouched: memory is used only as positions are.
     drop(memory);
-    Ok(vec![T::default(); len])
+    let mut memory = vec![T::default(); len];
+    prefer_huge(&mut memory);
+    Ok(memory)
 }
 
 impl CpuKv {

@@ -9,6 +9,7 @@ pub mod bandwidth;
 mod buffer;
 mod kv;
 pub mod lanes;
+mod memory;
 mod ops;
 pub mod pool;
 pub mod state;

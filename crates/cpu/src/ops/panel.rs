@@ -15,6 +15,7 @@ use mlxcel_compute::dequant::{e4m3, e8m0};
 use mlxcel_compute::{DType, HostWeight, QuantFormat, WeightFormat};
 
 use crate::buffer::Shared;
+use crate::memory::{Memory, Slabs};
 use crate::pool::Pool;
 
 /// Outputs of a panel.
@@ -22,9 +23,6 @@ pub const OUTPUTS: usize = 16;
 
 /// Values of each output in a block.
 pub const VALUES: usize = 8;
-
-/// Bytes of a cache line; panels start at a multiple.
-const LINE: usize = 64;
 
 /// How codes lie in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,9 +86,7 @@ pub struct Panels {
     /// Panels of one matrix.
     count: usize,
     panel_bytes: usize,
-    /// First byte used of `memory`: a multiple of [`LINE`] in the address space.
-    start: usize,
-    memory: Vec<u8>,
+    memory: Memory,
 }
 
 /// The panels of one matrix.
@@ -108,14 +104,13 @@ pub struct Matrix<'a> {
 
 impl Panels {
     /// Lays out every matrix of a weight whose byte ranges were checked.
-    pub fn new(pool: &Pool, weight: &HostWeight, format: PanelFormat) -> Self {
+    pub fn new(pool: &Pool, slabs: &Slabs, weight: &HostWeight, format: PanelFormat) -> Self {
         let groups = weight.inputs / format.group;
         let count = weight.outputs.div_ceil(OUTPUTS);
         let panel_bytes = groups * format.group_bytes();
         let total = weight.experts * count;
-        let mut memory = vec![0u8; total * panel_bytes + LINE];
-        let start = memory.as_ptr().align_offset(LINE).min(LINE);
-        let shared = Shared::new(&mut memory[start..]);
+        let mut memory = slabs.take(total * panel_bytes);
+        let shared = Shared::new(memory.bytes_mut());
         let lay_out = match weight.format {
             WeightFormat::Quant(QuantFormat::Affine { bits: 2, .. }, _) => lay_out::<2>,
             WeightFormat::Quant(QuantFormat::Affine { bits: 3, .. }, _) => lay_out::<3>,
@@ -134,7 +129,7 @@ impl Panels {
                 lay_out(weight, format, first..first + OUTPUTS.min(weight.outputs - from), out);
             }
         });
-        Panels { format, groups, count, panel_bytes, start, memory }
+        Panels { format, groups, count, panel_bytes, memory }
     }
 
     /// The layout.
@@ -145,7 +140,7 @@ impl Panels {
     /// Matrix `expert` of the stack.
     pub fn matrix(&self, expert: usize) -> Matrix<'_> {
         let size = self.count * self.panel_bytes;
-        let data = &self.memory[self.start + expert * size..][..size];
+        let data = &self.memory.bytes()[expert * size..][..size];
         Matrix { data, panel_bytes: self.panel_bytes, groups: self.groups, group: self.format.group }
     }
 }
@@ -206,7 +201,8 @@ fn lay_out<const BITS: usize>(weight: &HostWeight, format: PanelFormat, rows: st
 
 #[cfg(test)]
 mod tests {
-    use super::{LINE, PanelFormat, Panels};
+    use super::{PanelFormat, Panels};
+    use crate::memory::{LINE, Slabs};
     use crate::pool::Pool;
     use mlxcel_compute::conformance::all_formats;
     use mlxcel_compute::conformance::rng::Rng;
@@ -239,7 +235,7 @@ mod tests {
     #[test]
     fn every_code_is_found_where_the_layout_says() {
         let mut rng = Rng::new(1);
-        let pool = Pool::new(2);
+        let (pool, slabs) = (Pool::new(2), Slabs::default());
         let mut checked = 0;
         for format in all_formats() {
             let Some(layout) = PanelFormat::of(format) else { continue };
@@ -250,7 +246,7 @@ mod tests {
                 if experts == 3 {
                     (w.experts, w.stride) = (2, 2 * w.stride);
                 }
-                let panels = Panels::new(&pool, &w, layout);
+                let panels = Panels::new(&pool, &slabs, &w, layout);
                 assert_eq!(panels.matrix(0).data.as_ptr().align_offset(LINE), 0);
                 assert_eq!(differing(&panels, &w), 0, "{format} {shape:?}");
                 checked += 1;
