@@ -1,10 +1,12 @@
 //! The thread pool: fork and join in under a microsecond while a model runs, asleep otherwise.
 //!
-//! [`Pool::run`] hands numbered chunks to whoever is free, the caller included. Which thread computes a chunk never
-//! matters to the bits. Workers spin for a while after a job, because the next operation of a forward pass comes within
-//! microseconds, then park.
+//! [`Pool::run`] shares out numbered chunks: each thread, the caller included, begins with a span of its own and goes through it
+//! in order, so that what it prefetches beyond a chunk is its own next one; who has finished takes chunks from the end of
+//! another's span, so that a thread that lost its core holds up nobody. Which thread computes a chunk never matters to the
+//! bits. Workers spin for a while after a job, because the next operation of a forward pass comes within microseconds, then
+//! park.
 
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,15 +27,33 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The job and its progress. `claim` packs (generation 24 bits, chunks 20, next 20): one compare-exchange both proves
-/// that the job still runs and takes a chunk of it, so a worker that overslept can never touch a finished job.
+/// A value on cache lines of its own (processors fetch them in pairs), so that who waits for one does not slow down who
+/// writes another.
+#[repr(align(128))]
+#[derive(Default)]
+struct Apart<T>(T);
+
+/// What is left of a thread's span: generation 24 bits, end 20, next 20. One compare-exchange both proves that the job still
+/// runs and takes a chunk of it, so a worker that overslept can never touch a finished job.
+type Span = Apart<AtomicU64>;
+
+/// The job and its progress.
 struct Shared {
-    claim: AtomicU64,
-    done: AtomicUsize,
+    /// Counts jobs; what waiting workers look at.
+    generation: Apart<AtomicU64>,
+    /// One for each thread, the caller's first.
+    spans: Box<[Span]>,
+    /// Chunks that workers ran.
+    done: Apart<AtomicUsize>,
     panicked: AtomicBool,
     stop: AtomicBool,
-    job: Mutex<Option<Job>>,
+    /// Written when no chunk is claimed, read by who holds one.
+    job: UnsafeCell<Option<Job>>,
 }
+
+// SAFETY: `job` is written by `Pool::run` alone, under its turn lock and when every chunk that was claimed is done, and read
+// only between a claim and the matching `done`.
+unsafe impl Sync for Shared {}
 
 #[derive(Clone, Copy)]
 struct Job(*const Work);
@@ -55,71 +75,82 @@ pub struct Pool {
     turn: Mutex<()>,
 }
 
-fn pack(generation: u64, chunks: usize, next: usize) -> u64 {
-    generation << 40 | (chunks as u64) << 20 | next as u64
+const FIELD: u64 = MAX_CHUNKS as u64;
+
+fn pack(generation: u64, next: usize, end: usize) -> u64 {
+    (generation & 0xff_ffff) << 40 | (end as u64) << 20 | next as u64
+}
+
+/// Takes a chunk of a span: its first for the owner, its last for another.
+fn take_from(span: &Span, owner: bool) -> Option<usize> {
+    let mut claim = span.0.load(Ordering::Acquire);
+    loop {
+        let (end, next) = (claim >> 20 & FIELD, claim & FIELD);
+        if next >= end {
+            return None;
+        }
+        let (chunk, rest) = if owner { (next, claim + 1) } else { (end - 1, claim - (1 << 20)) };
+        match span.0.compare_exchange_weak(claim, rest, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return Some(chunk as usize),
+            Err(now) => claim = now,
+        }
+    }
 }
 
 impl Shared {
-    /// Takes the next chunk of the current job, if there is one.
-    fn take(&self) -> Option<usize> {
-        let mut claim = self.claim.load(Ordering::Acquire);
-        loop {
-            let (chunks, next) = ((claim >> 20 & 0xf_ffff) as usize, (claim & 0xf_ffff) as usize);
-            if next >= chunks {
-                return None;
-            }
-            match self.claim.compare_exchange_weak(claim, claim + 1, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(next),
-                Err(now) => claim = now,
+    /// Takes a chunk of the current job for thread `me`, if there is one.
+    fn take(&self, me: usize) -> Option<usize> {
+        let (others, own) = self.spans.split_at(me);
+        let (own, more) = own.split_first()?;
+        take_from(own, true).or_else(|| more.iter().chain(others).find_map(|span| take_from(span, false)))
+    }
+}
+
+/// Marks this thread as being inside a chunk.
+struct Inside;
+
+impl Inside {
+    fn enter() -> Self {
+        INSIDE.set(true);
+        Inside
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}
+
+/// Runs chunks for thread `me` until none is left to take.
+fn work_off(shared: &Shared, me: usize) {
+    let mut ran = 0;
+    while let Some(chunk) = shared.take(me) {
+        ran += 1;
+        // SAFETY: a chunk is claimed and not counted as done, so `run` has not returned: the job is this chunk's, nobody
+        // writes it, and its closure lives. That holds for all chunks of this loop, since none is counted before its end.
+        if let Some(Job(work)) = unsafe { *shared.job.get() } {
+            let _inside = Inside::enter();
+            // SAFETY: as above.
+            let run = || unsafe { (*work)(chunk) };
+            // The thread outlives a panic; the caller hears of it.
+            if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                shared.panicked.store(true, Ordering::Relaxed);
             }
         }
     }
-
-    fn has_work(&self) -> bool {
-        let claim = self.claim.load(Ordering::SeqCst);
-        (claim & 0xf_ffff) < (claim >> 20 & 0xf_ffff)
+    if ran > 0 {
+        shared.done.0.fetch_add(ran, Ordering::Release);
     }
 }
 
-/// Counts a chunk as done even when the work panics, so that nobody waits for ever.
-struct Done<'a>(&'a Shared);
-
-impl<'a> Done<'a> {
-    fn when_dropped(shared: &'a Shared) -> Self {
-        INSIDE.set(true);
-        Done(shared)
-    }
-}
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        INSIDE.set(false);
-        self.0.done.fetch_add(1, Ordering::Release);
-    }
-}
-
-fn worker(shared: &Shared, parked: &AtomicBool) {
-    let mut spins = 0;
-    // The job's closure is looked up once per claim burst; the lock is uncontended (the caller holds it only to publish).
+fn worker(shared: &Shared, me: usize, parked: &AtomicBool) {
+    let (mut spins, mut seen) = (0, 0);
     loop {
-        if let Some(chunk) = shared.take() {
-            let job = shared.job.lock().map(|j| *j).unwrap_or_else(|e| *e.into_inner());
-            let mut chunk = Some(chunk);
-            while let Some(c) = chunk {
-                let _done = Done::when_dropped(shared);
-                if let Some(Job(work)) = job {
-                    // SAFETY: chunk `c` of the live job is claimed and not done, so `run` has not returned and the
-                    // closure lives. A later chunk of the same burst belongs to the same job: `run` cannot return and
-                    // start another while this chunk is not done, and `take` is called before `_done` drops.
-                    let run = || unsafe { (*work)(c) };
-                    // The thread outlives a panic; the caller hears of it.
-                    if catch_unwind(AssertUnwindSafe(run)).is_err() {
-                        shared.panicked.store(true, Ordering::Relaxed);
-                    }
-                }
-                chunk = shared.take();
-            }
-            spins = 0;
+        let now = shared.generation.0.load(Ordering::Acquire);
+        if now != seen {
+            (seen, spins) = (now, 0);
+            work_off(shared, me);
             continue;
         }
         if shared.stop.load(Ordering::Relaxed) {
@@ -132,7 +163,7 @@ fn worker(shared: &Shared, parked: &AtomicBool) {
             std::thread::yield_now();
         } else {
             parked.store(true, Ordering::SeqCst);
-            if !shared.has_work() && !shared.stop.load(Ordering::SeqCst) {
+            if shared.generation.0.load(Ordering::SeqCst) == seen && !shared.stop.load(Ordering::SeqCst) {
                 std::thread::park();
             }
             parked.store(false, Ordering::SeqCst);
@@ -145,16 +176,18 @@ fn worker(shared: &Shared, parked: &AtomicBool) {
 struct Join<'a> {
     shared: &'a Shared,
     chunks: usize,
+    /// Chunks that the caller took.
+    own: usize,
 }
 
 impl Drop for Join<'_> {
     fn drop(&mut self) {
         // After a panic of the caller: take what is left without running it.
-        while self.shared.take().is_some() {
-            self.shared.done.fetch_add(1, Ordering::Release);
+        while self.shared.take(0).is_some() {
+            self.own += 1;
         }
         let mut spins = 0;
-        while self.shared.done.load(Ordering::Acquire) < self.chunks {
+        while self.shared.done.0.load(Ordering::Acquire) + self.own < self.chunks {
             spins += 1;
             if spins < POLITE { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
@@ -169,11 +202,12 @@ impl Pool {
     /// A pool of `threads` in all, the caller included (at least 1).
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
-            claim: AtomicU64::new(0),
-            done: AtomicUsize::new(0),
+            generation: Apart::default(),
+            spans: (0..threads.max(1)).map(|_| Span::default()).collect(),
+            done: Apart::default(),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            job: Mutex::new(None),
+            job: UnsafeCell::new(None),
         });
         let mut sleepers = Vec::new();
         let mut handles = Vec::new();
@@ -182,7 +216,7 @@ impl Pool {
             let (theirs, flag) = (Arc::clone(&shared), Arc::clone(&parked));
             // When the system refuses another thread, fewer do the same work.
             let Ok(handle) =
-                std::thread::Builder::new().name(format!("mlxcel-cpu-{i}")).spawn(move || worker(&theirs, &flag))
+                std::thread::Builder::new().name(format!("mlxcel-cpu-{i}")).spawn(move || worker(&theirs, i, &flag))
             else {
                 break;
             };
@@ -211,19 +245,24 @@ impl Pool {
         let shared = &*self.shared;
         // SAFETY: only the lifetime is erased. `Join` waits for every claimed chunk before this frame ends.
         let erased = Job(unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Work>(work) });
-        *shared.job.lock().unwrap_or_else(|e| e.into_inner()) = Some(erased);
-        shared.done.store(0, Ordering::Relaxed);
+        // SAFETY: the turn is this thread's, and all chunks of the job before are done, so nobody reads.
+        unsafe { *shared.job.get() = Some(erased) };
+        shared.done.0.store(0, Ordering::Relaxed);
         // From here on, whatever happens, this frame waits for the chunks that were claimed.
-        let join = Join { shared, chunks };
-        let generation = (shared.claim.load(Ordering::Relaxed) >> 40) + 1;
-        shared.claim.store(pack(generation & 0xff_ffff, chunks, 0), Ordering::SeqCst);
+        let mut join = Join { shared, chunks, own: 0 };
+        let (generation, threads) = (shared.generation.0.load(Ordering::Relaxed) + 1, self.threads());
+        for (t, span) in shared.spans.iter().take(threads).enumerate() {
+            span.0.store(pack(generation, chunks * t / threads, chunks * (t + 1) / threads), Ordering::Release);
+        }
+        shared.generation.0.store(generation, Ordering::SeqCst);
         for sleeper in &self.sleepers {
             if sleeper.parked.load(Ordering::SeqCst) {
                 sleeper.thread.unpark();
             }
         }
-        while let Some(chunk) = shared.take() {
-            let _done = Done::when_dropped(shared);
+        while let Some(chunk) = shared.take(0) {
+            join.own += 1;
+            let _inside = Inside::enter();
             work(chunk);
         }
         drop(join);
@@ -312,6 +351,27 @@ mod tests {
             }
             work(std::thread::current().id() == caller);
         });
+    }
+
+    #[test]
+    fn a_thread_that_is_held_up_holds_up_only_its_chunk() {
+        let pool = Pool::new(2);
+        let (others, late) = (AtomicUsize::new(0), Instant::now() + LONG);
+        let order = Mutex::new(Vec::new());
+        pool.run(16, &|c| {
+            if c == 0 {
+                // The caller's first chunk waits for the fifteen others, seven of which are of its own span.
+                while others.load(Ordering::Acquire) < 15 {
+                    assert!(Instant::now() < late, "nobody takes the chunks of a thread that is held up");
+                    std::thread::yield_now();
+                }
+            } else {
+                order.lock().expect("no panic inside").push(c);
+                others.fetch_add(1, Ordering::Release);
+            }
+        });
+        let order = order.into_inner().expect("no panic inside");
+        assert_eq!(order, [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 4, 3, 2, 1], "its own in order, then from the other end");
     }
 
     #[test]
