@@ -124,8 +124,15 @@ impl<'a, V> Run<'a, V> {
     }
 }
 
-/// Bytes ahead of the one being read for which a cache line is asked.
-const AHEAD: usize = 8192;
+/// Bytes ahead of the one being read for which a cache line is asked: what memory delivers while one row runs through them. More rows take
+/// longer, and would only push what they need out of the cache (measured: docs/SPEED.md "How far ahead").
+const fn ahead(rows: usize) -> usize {
+    match rows {
+        1 => 8192,
+        2 => 5120,
+        _ => 3072,
+    }
+}
 
 /// Outputs of panel `panel` for rows `row..row + M` of `x`.
 ///
@@ -165,7 +172,8 @@ pub fn tile<L: Lanes, D: Decode, S: Scales, const M: usize>(
     // A dot product waits for the one before it in its chain: few rows take several chains each.
     let (at_once, chains) = match M {
         1 => (2, 4),
-        2 | 3 => (1, 2),
+        2 => (2, 2),
+        3 => (1, 2),
         _ => (1, 1),
     };
     let step_shift = x.step.trailing_zeros();
@@ -181,7 +189,7 @@ pub fn tile<L: Lanes, D: Decode, S: Scales, const M: usize>(
             for _ in 0..run / (at_once * VALUES) {
                 for b in 0..at_once {
                     for line in 0..D::BYTES / 64 {
-                        L::prefetch(panel.start.wrapping_add(at + AHEAD + 64 * line));
+                        L::prefetch(panel.start.wrapping_add(at + ahead(M) + 64 * line));
                     }
                     // SAFETY: a group has `group / VALUES` blocks, a panel `groups` groups (asserted above).
                     let unpacked = D::unpack::<L>(unsafe { panel.get(at, D::BYTES) });
