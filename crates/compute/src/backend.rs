@@ -8,7 +8,7 @@
 //! capped logit, an expert that is not chosen, a rounded activation), so that a broken weight is found at the first logits.
 
 use crate::recurrent::StateLayout;
-use crate::{Batch, HostWeight};
+use crate::{Batch, HostWeight, order};
 
 /// What a backend can refuse. Everything here is a load-time or capacity error; verbs on valid buffers do not fail.
 #[derive(Debug, thiserror::Error)]
@@ -210,6 +210,14 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// `out[r] = table[ids[r]] * scale`; ids are in range.
     fn embed(&self, table: &Self::Weight, ids: &[u32], scale: f32, out: &mut Self::Buffer);
+
+    /// `order::dot(table[ids[i]], y)` for each of a few thousand rows out of a table, in f32 whatever its format: cheaper than `linear` with
+    /// all rows. `y` has a row's width, ids are in range.
+    fn row_dots(&self, table: &Self::Weight, ids: &[u32], y: &[f32]) -> Vec<f32> {
+        let mut rows = self.buffer(ids.len(), y.len());
+        self.embed(table, ids, 1.0, &mut rows);
+        self.read(&rows).chunks_exact(y.len()).map(|row| order::dot(row, y)).collect()
+    }
 
     /// `x[rows[i]] = values[i]`: rows that bring a vector in place of an embedding.
     fn put_rows(&self, x: &mut Self::Buffer, rows: &[u32], values: &[f32]) {

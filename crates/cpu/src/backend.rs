@@ -13,7 +13,7 @@ use crate::kv::{self, CpuKv, PAGE_LEN};
 use crate::lanes::Lanes;
 use crate::memory::Slabs;
 use crate::ops::decode::decode_row;
-use crate::ops::linear::{Input, Job, run};
+use crate::ops::linear::{Input, Job, row_dots, run};
 use crate::ops::panel::{PanelFormat, Panels};
 use crate::ops::{attend, delta, moe, rows};
 use crate::pool::Pool;
@@ -232,6 +232,10 @@ impl Backend for CpuBackend {
 
     fn embed(&self, table: &CpuWeight, ids: &[u32], scale: f32, out: &mut CpuBuffer) {
         self.map_rows(out, |r, row| self.isa.run(DecodeRow(&table.host, ids[r] as usize, scale, row)));
+    }
+
+    fn row_dots(&self, table: &CpuWeight, ids: &[u32], y: &[f32]) -> Vec<f32> {
+        row_dots(&self.pool, self.isa, &table.host, ids, y)
     }
 
     fn gather(&self, x: &CpuBuffer, rows: &[u32], out: &mut CpuBuffer) {

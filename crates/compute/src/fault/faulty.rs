@@ -173,6 +173,10 @@ impl<B: Backend> Backend for Faulty<B> {
         self.spoil(Verb::Embed, out, former);
     }
 
+    fn row_dots(&self, table: &B::Weight, ids: &[u32], y: &[f32]) -> Vec<f32> {
+        self.inner.row_dots(table, ids, y)
+    }
+
     fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer) {
         let former = self.former(Verb::Gather, out);
         self.inner.gather(&x.inner, rows, &mut out.inner);

@@ -232,6 +232,45 @@ impl Tiles<'_> {
     }
 }
 
+/// Some rows of a matrix, each decoded and multiplied while it lies in the first-level cache.
+struct RowDots<'a> {
+    w: &'a HostWeight,
+    ids: &'a [u32],
+    y: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for RowDots<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let width = self.y.len();
+        let mut decoded = vec![0.0f32; width.next_multiple_of(16)];
+        for (id, out) in self.ids.iter().zip(self.out) {
+            decode_row::<L>(self.w, *id as usize, &mut decoded[..width]);
+            let [dot] = float_dots::<L, 1>(decoded.as_chunks().0, [self.y]);
+            *out = dot;
+        }
+    }
+}
+
+/// `order::dot(w[ids[i]], y)`, the rows shared out among threads.
+pub fn row_dots(pool: &Pool, isa: Isa, w: &HostWeight, ids: &[u32], y: &[f32]) -> Vec<f32> {
+    let mut out = vec![0.0; ids.len()];
+    let shared = Shared::new(&mut out);
+    let chunks = if ids.len() * y.len() < 65_536 { 1 } else { pool.threads() * 4 };
+    let step = ids.len().div_ceil(chunks).max(1);
+    pool.run(ids.len().div_ceil(step), &|chunk| {
+        let from = chunk * step;
+        let ids = &ids[from..(from + step).min(ids.len())];
+        // SAFETY: each row belongs to one chunk.
+        let out = unsafe { shared.part(from, ids.len()) };
+        isa.run(RowDots { w, ids, y, out });
+    });
+    out
+}
+
 /// Decodes one weight row at a time and takes fused dot products with all rows.
 struct FloatRange<'a> {
     job: &'a Job<'a>,
@@ -259,7 +298,7 @@ impl Kernel for FloatRange<'_> {
                 for (m, x) in x.iter_mut().enumerate() {
                     *x = &job.input.x[(row + m.min(count - 1)) * width..][..width];
                 }
-                for (m, v) in float_dots::<L>(weights, x).iter().take(count).enumerate() {
+                for (m, v) in float_dots::<L, 4>(weights, x).iter().take(count).enumerate() {
                     sink.put(row + m, o, &[*v]);
                 }
                 row += count;
@@ -268,22 +307,26 @@ impl Kernel for FloatRange<'_> {
     }
 }
 
-/// Four dot products with one weight row (repeat a row to have fewer).
+/// Dot products with one weight row (repeat a row to have fewer).
 #[inline(always)]
-fn float_dots<L: Lanes>(weights: &[[f32; 16]], x: [&[f32]; 4]) -> [f32; 4] {
-    let mut acc = [L::splat(0.0); 4];
+fn float_dots<L: Lanes, const N: usize>(weights: &[[f32; 16]], x: [&[f32]; N]) -> [f32; N] {
+    let mut acc = [L::splat(0.0); N];
     let whole = x[0].len() / 16;
     for (i, w) in weights[..whole].iter().enumerate() {
         let w = L::load(w);
-        for m in 0..4 {
+        for m in 0..N {
             acc[m] = L::load(x[m][16 * i..].first_chunk().expect("sixteen values")).fma(w, acc[m]);
         }
     }
     if weights.len() > whole {
         let w = L::load(&weights[whole]);
-        for m in 0..4 {
+        for m in 0..N {
             acc[m] = L::load_partial(&x[m][16 * whole..]).fma(w, acc[m]);
         }
     }
-    [acc[0].sum(), acc[1].sum(), acc[2].sum(), acc[3].sum()]
+    let mut out = [0.0; N];
+    for m in 0..N {
+        out[m] = acc[m].sum();
+    }
+    out
 }

@@ -75,11 +75,12 @@ impl<B: Backend> Head<B> {
             // Equal logits are for the lower id to win.
             tokens.sort_unstable();
             // A few thousand rows out of a matrix of any format: cheaper than all its rows.
-            let mut embeddings = backend.buffer(tokens.len(), self.hidden);
-            backend.embed(&self.embed_tokens, &tokens, 1.0, &mut embeddings);
-            show(tap, backend, None, "embed_tokens", &embeddings);
-            let embeddings = backend.read(&embeddings);
-            let logits: Vec<f32> = embeddings.chunks_exact(self.hidden).map(|e| dot(y, e)).collect();
+            if tap.is_some() {
+                let mut rows = backend.buffer(tokens.len(), self.hidden);
+                backend.embed(&self.embed_tokens, &tokens, 1.0, &mut rows);
+                show(tap, backend, None, "embed_tokens", &rows);
+            }
+            let logits = backend.row_dots(&self.embed_tokens, &tokens, y);
             let mut candidates = top_candidates(&logits, *count)?;
             candidates.iter_mut().for_each(|c| c.token = tokens[c.token as usize]);
             Some(candidates)
@@ -104,17 +105,6 @@ fn permutation(list: &[i64]) -> Result<Vec<u32>, String> {
     Ok(out)
 }
 
-/// `sum(x[i] * y[i])`: sixteen partial sums, then those in order.
-fn dot(x: &[f32], y: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    let ((x, x_tail), (y, y_tail)) = (x.as_chunks::<16>(), y.as_chunks::<16>());
-    for (x, y) in x.iter().zip(y) {
-        lanes.iter_mut().zip(x.iter().zip(y)).for_each(|(lane, (x, y))| *lane += x * y);
-    }
-    lanes.iter_mut().zip(x_tail.iter().zip(y_tail)).for_each(|(lane, (x, y))| *lane += x * y);
-    lanes.iter().sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,16 +121,5 @@ mod tests {
             let found = permutation(&list).expect_err("no permutation");
             assert!(found.contains(problem), "{found}");
         }
-    }
-
-    #[test]
-    fn dots_of_any_length() {
-        for len in [0, 1, 15, 16, 17, 48, 50] {
-            let x: Vec<f32> = (0..len).map(|i| i as f32).collect();
-            let y: Vec<f32> = (0..len).map(|i| (i % 3) as f32 - 1.0).collect();
-            // Whole numbers: exact in any order.
-            assert_eq!(dot(&x, &y), x.iter().zip(&y).map(|(x, y)| x * y).sum::<f32>(), "{len}");
-        }
-        assert!(dot(&[1.0, f32::NAN], &[1.0, 0.0]).is_nan());
     }
 }
