@@ -169,7 +169,8 @@ pub struct HostWeight {
 
 /// Memory that can be had again: a mapped file.
 pub trait Pages: Send + Sync {
-    /// Lets go of the memory of `part`, which lies in these pages; reading it fetches it again. Other ranges are left alone.
+    /// Lets go of the memory of `part`, which lies in these pages, and of what shares its pages; reading it fetches it again. A part
+    /// of other memory is left alone.
     fn unused(&self, part: &[u8]);
 }
 
@@ -195,6 +196,17 @@ impl HostWeight {
     pub fn unused(&self) {
         if let Some(pages) = &self.source.0 {
             [&self.data, &self.scales, &self.biases].into_iter().for_each(|part| pages.unused(part));
+        }
+    }
+
+    /// The same of some stored rows.
+    pub fn rows_unused(&self, rows: std::ops::Range<usize>) {
+        if let Some(pages) = &self.source.0 {
+            for (part, bytes) in [(&self.data, self.row_bytes()), (&self.scales, self.scale_row_bytes())] {
+                if let Some(part) = part.get(rows.start * bytes..rows.end * bytes) {
+                    pages.unused(part);
+                }
+            }
         }
     }
 

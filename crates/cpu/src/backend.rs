@@ -104,15 +104,19 @@ impl CpuBackend {
     }
 }
 
-struct DecodeRow<'a>(&'a HostWeight, usize, f32, &'a mut [f32]);
+/// A row of a table, from its copy where there is one.
+struct DecodeRow<'a>(&'a HostWeight, Option<&'a Panels>, usize, f32, &'a mut [f32]);
 
 impl Kernel for DecodeRow<'_> {
     type Out = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let DecodeRow(weight, row, scale, out) = self;
-        decode_row::<L>(weight, row, out);
+        let DecodeRow(weight, panels, row, scale, out) = self;
+        match panels {
+            Some(panels) => panels.row(row, out),
+            None => decode_row::<L>(weight, row, out),
+        }
         out.iter_mut().for_each(|v| *v *= scale);
     }
 }
@@ -231,7 +235,9 @@ impl Backend for CpuBackend {
     }
 
     fn embed(&self, table: &CpuWeight, ids: &[u32], scale: f32, out: &mut CpuBuffer) {
-        self.map_rows(out, |r, row| self.isa.run(DecodeRow(&table.host, ids[r] as usize, scale, row)));
+        // A table that is the output matrix as well is in memory once.
+        let panels = table.panels.get();
+        self.map_rows(out, |r, row| self.isa.run(DecodeRow(&table.host, panels, ids[r] as usize, scale, row)));
     }
 
     fn row_dots(&self, table: &CpuWeight, ids: &[u32], y: &[f32]) -> Vec<f32> {
@@ -342,7 +348,7 @@ impl Backend for CpuBackend {
     }
 
     fn attend(&self, kv: &CpuKv, slot: KvSlot, batch: &Batch, q: &CpuBuffer, spec: Attend, out: &mut CpuBuffer) {
-        attend::run(&self.pool, self.isa, kv, slot, batch, q.data(), spec, out.data_mut());
+        attend::run(&self.pool, self.isa, &self.arena, kv, slot, batch, q.data(), spec, out.data_mut());
     }
 
     fn moe(&self, router: &CpuBuffer, x: &CpuBuffer, experts: &Experts<'_, Self>, out: &mut CpuBuffer) {

@@ -12,13 +12,14 @@
 mod block;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use mlxcel_compute::order::KEY_BLOCK;
 use mlxcel_compute::{Attend, Batch, KvSlot};
 
 use self::block::{NOTHING, Partial, Query, attend, merge};
 use crate::arch::{Isa, Kernel};
-use crate::buffer::Shared;
+use crate::buffer::{Arena, CpuBuffer, Shared};
 use crate::kv::{Block, CpuKv};
 use crate::lanes::Lanes;
 use crate::pool::Pool;
@@ -31,7 +32,17 @@ const WORTH: usize = 6;
 
 /// Runs attention of `q` `[rows, heads * head_dim]` into `out` of the same shape.
 #[allow(clippy::too_many_arguments, reason = "the verb's own parameters plus the machine")]
-pub fn run(pool: &Pool, isa: Isa, kv: &CpuKv, slot: KvSlot, batch: &Batch, q: &[f32], spec: Attend, out: &mut [f32]) {
+pub fn run(
+    pool: &Pool,
+    isa: Isa,
+    arena: &Arc<Arena>,
+    kv: &CpuKv,
+    slot: KvSlot,
+    batch: &Batch,
+    q: &[f32],
+    spec: Attend,
+    out: &mut [f32],
+) {
     let kv_heads = kv.shape(slot).kv_heads;
     let all = Call { kv, slot, batch, q, spec, out: &Shared::new(out) };
     let mut tasks = Vec::new();
@@ -54,19 +65,28 @@ pub fn run(pool: &Pool, isa: Isa, kv: &CpuKv, slot: KvSlot, batch: &Batch, q: &[
         pool.run(tasks.len(), &|i| isa.run(Whole { all: &all, task: tasks[i] }));
         return;
     }
-    apart(pool, isa, &all, &tasks, &blocks, total.div_ceil(4 * threads).max(2));
+    apart(pool, isa, arena, &all, &tasks, &blocks, total.div_ceil(4 * threads).max(2));
 }
 
 /// Computes blocks apart, `piece` of a task at a time, and folds them afterwards.
-fn apart(pool: &Pool, isa: Isa, all: &Call<'_>, tasks: &[Task], blocks: &[Range<usize>], piece: usize) {
+fn apart(
+    pool: &Pool,
+    isa: Isa,
+    arena: &Arc<Arena>,
+    all: &Call<'_>,
+    tasks: &[Task],
+    blocks: &[Range<usize>],
+    piece: usize,
+) {
     let (mut pieces, mut starts, mut size) = (Vec::new(), Vec::new(), 0);
     for (i, (task, blocks)) in tasks.iter().zip(blocks).enumerate() {
         starts.push(size);
         size += blocks.len() * all.block_values(*task);
         pieces.extend(blocks.clone().step_by(piece).map(|from| (i, from..(from + piece).min(blocks.end))));
     }
-    let mut partials = vec![0.0f32; size];
-    let shared = Shared::new(&mut partials);
+    // Arbitrary contents: only what was written is folded.
+    let mut partials = CpuBuffer::new(arena, 1, size);
+    let shared = Shared::new(partials.data_mut());
     pool.run(pieces.len(), &|p| {
         let (i, range) = &pieces[p];
         let each = all.block_values(tasks[*i]);
@@ -76,7 +96,7 @@ fn apart(pool: &Pool, isa: Isa, all: &Call<'_>, tasks: &[Task], blocks: &[Range<
         isa.run(Piece { all, task: tasks[*i], blocks: range.clone(), out });
     });
     let folds = |i: usize| {
-        let own = &partials[starts[i]..][..blocks[i].len() * all.block_values(tasks[i])];
+        let own = &partials.data()[starts[i]..][..blocks[i].len() * all.block_values(tasks[i])];
         isa.run(Fold { all, task: tasks[i], blocks: blocks[i].clone(), partials: own });
     };
     pool.run(tasks.len(), &folds);

@@ -47,7 +47,7 @@ pub fn decode_row<L: Lanes>(w: &HostWeight, row: usize, out: &mut [f32]) {
 
 /// Element `i` of a row of scales or biases.
 #[inline(always)]
-fn float_at(dtype: DType, bytes: &[u8], i: usize) -> f32 {
+pub fn float_at(dtype: DType, bytes: &[u8], i: usize) -> f32 {
     let two = |i: usize| [bytes[2 * i], bytes[2 * i + 1]];
     match dtype {
         DType::F32 => f32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]]),

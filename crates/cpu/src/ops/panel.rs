@@ -11,11 +11,12 @@
 //! Outputs beyond the last are zeros. The copy is made once, at the first product with a matrix: a table that is only
 //! read by rows never has one.
 
-use mlxcel_compute::dequant::{e4m3, e8m0};
+use mlxcel_compute::dequant::{e2m1, e4m3, e8m0};
 use mlxcel_compute::{DType, HostWeight, QuantFormat, WeightFormat};
 
 use crate::buffer::Shared;
 use crate::memory::{Memory, Slabs};
+use crate::ops::decode::float_at;
 use crate::pool::Pool;
 
 /// Outputs of a panel.
@@ -23,6 +24,9 @@ pub const OUTPUTS: usize = 16;
 
 /// Values of each output in a block.
 pub const VALUES: usize = 8;
+
+/// Bytes from which a matrix' stored form is let go of while its copy is made.
+const LARGE: usize = 4 << 20;
 
 /// How codes lie in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,13 +124,23 @@ impl Panels {
             _ => lay_out::<4>,
         };
         let step = total.div_ceil(pool.threads() * 16).max(1);
+        // Else the file's bytes of a large matrix and their copy are in memory together.
+        let at_once = total * panel_bytes <= LARGE;
         pool.run(total.div_ceil(step), &|chunk| {
+            let mut done = usize::MAX..0;
             for i in chunk * step..((chunk + 1) * step).min(total) {
                 // SAFETY: each panel belongs to one chunk.
                 let out = unsafe { shared.part(i * panel_bytes, panel_bytes) };
                 let from = i % count * OUTPUTS;
                 let first = i / count * weight.stride + from;
-                lay_out(weight, format, first..first + OUTPUTS.min(weight.outputs - from), out);
+                let rows = first..first + OUTPUTS.min(weight.outputs - from);
+                lay_out(weight, format, rows.clone(), out);
+                if !at_once {
+                    done = done.start.min(rows.start)..done.end.max(rows.end);
+                }
+            }
+            if done.start < done.end {
+                weight.rows_unused(done);
             }
         });
         Panels { format, groups, count, panel_bytes, memory }
@@ -135,6 +149,32 @@ impl Panels {
     /// The layout.
     pub fn format(&self) -> PanelFormat {
         self.format
+    }
+
+    /// Row `o` of the first matrix as f32, bit-equal to what its stored form gives ([`crate::ops::decode::decode_row`]).
+    pub fn row(&self, o: usize, out: &mut [f32]) {
+        let PanelFormat { code, scales, group } = self.format;
+        let (block_bytes, size, o_in) = (code.block_bytes(), scales.size(), o % OUTPUTS);
+        let panel = &self.matrix(0).data[o / OUTPUTS * self.panel_bytes..][..self.panel_bytes];
+        let groups = panel.chunks_exact(self.format.group_bytes()).zip(out.chunks_exact_mut(group));
+        for (bytes, out) in groups {
+            let (blocks, rest) = bytes.split_at(group / VALUES * block_bytes);
+            let (scale, bias) = rest.split_at(OUTPUTS * size);
+            let (scale, bias) =
+                (float_at(scales, scale, o_in), if bias.is_empty() { 0.0 } else { float_at(scales, bias, o_in) });
+            for (block, out) in blocks.chunks_exact(block_bytes).zip(out.chunks_exact_mut(VALUES)) {
+                for (j, out) in out.iter_mut().enumerate() {
+                    let byte = block[(j / 4) * (block_bytes - 64) + 4 * o_in + j % 4];
+                    let code_of = if block_bytes == 64 { byte >> (j / 4 * 4) & 15 } else { byte };
+                    // The scale of E2M1 is kept by half.
+                    *out = if code == Code::E2m1 {
+                        e2m1(code_of) * (2.0 * scale)
+                    } else {
+                        f32::from(code_of) * scale + bias
+                    };
+                }
+            }
+        }
     }
 
     /// Matrix `expert` of the stack.
