@@ -69,7 +69,8 @@ pub struct Job<'a> {
 pub fn run(pool: &Pool, isa: Isa, jobs: &[Job<'_>]) {
     // Enough chunks that a thread which loses its core does not hold up the others, big enough to pay for the claim.
     let work: usize = jobs.iter().map(|j| j.weight.host.outputs * j.weight.host.inputs * (1 + j.rows / 4)).sum();
-    let chunks = if work < 32_768 { 1 } else { (work / 16_384).clamp(pool.threads(), pool.threads() * 8) };
+    let threads = pool.threads();
+    let chunks = if work < 32_768 || threads == 1 { 1 } else { (work / 16_384).clamp(threads, threads * 4) };
     let total: usize = jobs.iter().map(|j| j.weight.host.outputs).sum();
     let step = total.div_ceil(chunks).next_multiple_of(OUTPUTS);
     let mut ranges = Vec::with_capacity(chunks + jobs.len());
