@@ -40,7 +40,7 @@ bench: build
     python3 tools/bench_server.py
     python3 tools/acceptance_doc.py
 
-# Beside llama.cpp on this CPU: fetches and builds it, half an hour on two idle cores (needs PyPI and a C++ compiler)
+# Beside llama.cpp on this CPU, and what our side is held to alone: fetches and builds it, half an hour on two idle cores (needs PyPI and a C++ compiler)
 peers *args: build
     python3 tools/bench_peers {{args}}
 
@@ -48,6 +48,10 @@ peers *args: build
 train-smoke out="target/train-smoke": build
     bash tools/train/smoke.sh {{out}}
     bash tools/train/smoke.sh {{out}} --self-test
+
+# Memory errors and data races, by LLVM's sanitizers (needs a nightly toolchain)
+sanitize *args:
+    bash tools/sanitize.sh {{args}}
 
 # The CPU crate's tests on AArch64 under emulation (tools/aarch64/README.md says what it needs)
 aarch64:

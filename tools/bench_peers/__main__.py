@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """mlxcel beside llama.cpp on this machine's CPU: SmolLM2-135M-Instruct at the same precision, 1 and 2 threads.
 
-    python3 tools/bench_peers                      fetch, build, measure; write docs/benchmark_results/cpu_peers.{md,json}
+    python3 tools/bench_peers                      fetch, build, measure; write docs/benchmark_results/cpu_peers.{md,json} and the
+                                                   table of README.md
     python3 tools/bench_peers --quick              3 runs of each side, written to target/bench_peers instead
     python3 tools/bench_peers --check-targets      exit code 1 when a target is missed
     python3 tools/bench_peers --from FILE.json     no measurement: the page, and the targets, of a report that lies there
@@ -12,7 +13,8 @@ Ninja, gguf and numpy go into a virtual environment there. Wants an idle machine
 shown. Needs Python 3.11, pip, a C++ compiler, and target/release/{mlxcel,speculative_bench} (cargo build --release).
 
 Targets, at 4 bits with the head at 8, for each thread count: decode at least 1.5 of llama.cpp's at both contexts, prefill at least 1.2,
-and t(K)/t(1) of a verified block below llama.cpp's at every K.
+and t(K)/t(1) of a verified block below llama.cpp's at every K. For our side alone: bandwidth and blocks beyond the cache, speculation on
+copy-heavy prompts, at a simulated acceptance and with the embedded pairs, start and memory (stats.py has the numbers).
 """
 
 import argparse
@@ -26,6 +28,7 @@ import floors
 import page
 import runs
 import selftest
+import speculation
 from common import RESULTS, ROOT, TARGET, BenchError, output_of, say
 from models import PAIRS, Models
 from peer import FLAGS, VERSION, Peer
@@ -99,6 +102,7 @@ def own_floors(args, mlxcel, bench, models, peer):
         say("cargo was not found: the quantised linear is not measured")
     return {
         "linear": floors.linear(cargo) if cargo else None,
+        "speculation": speculation.measure(mlxcel, bench, models, args.threads, args.runs),
         "first_token": floors.first_token(mlxcel, args.runs),
         "memory": {"pair": pair, "ours": floors.memory(bench, models.ours(pair), about, threads),
                    "theirs": floors.their_memory(peer, models.theirs(pair))},
@@ -112,6 +116,12 @@ def write(report, folder):
         with open(path, "w", encoding="utf-8") as f:
             f.write(text)
         say(f"wrote {os.path.relpath(path, ROOT)}")
+    if os.path.abspath(folder) == RESULTS:
+        path = os.path.join(ROOT, "README.md")
+        with open(path, encoding="utf-8") as f:
+            text = page.in_readme(f.read(), report)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(text)
 
 
 def numbers(text):

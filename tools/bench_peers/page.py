@@ -2,9 +2,10 @@
 
 import re
 
-from common import CONTEXTS, PROMPT, TOKENS, BLOCK_CONTEXT, WIDTHS
+from common import BenchError, CONTEXTS, PROMPT, TOKENS, BLOCK_CONTEXT, WIDTHS
 from models import PAIRS
-from stats import all_verdicts
+from speculation import PROBABILITY, SHAPE
+from stats import TARGET_PAIR, all_verdicts
 
 
 def numbers(s, digits):
@@ -58,9 +59,31 @@ def floors(report):
     return text
 
 
+def speculation(report):
+    """Speedups over plain decoding beside it; every output was compared with plain decoding's."""
+    parts = (report.get("floors") or {}).get("speculation")
+    if not parts:
+        return ""
+    text = ("\n## Speculation\n\nOur side alone (`speculative_bench`): speedup over plain decoding in turns with it, medians (lowest–highest); outputs identical in "
+            "all rows. SmolLM2 at 8 bits with prompt lookup on `tools/prompts/copying.jsonl` (a model of this size changes more of the code than it is asked to); "
+            f"random weights of the shape {SHAPE} at 4 bits with its drafter's forward, each draft right with probability {PROBABILITY}, which is a published "
+            "acceptance rate of 0.64; the embedded pairs, which lie in the last-level cache.\n\n"
+            "| model | threads | prompt | K | tok/s | speedup | acceptance_rate |\n|---|---|---|---|---|---|---|\n")
+    for part in parts:
+        for name, rows in [("SmolLM2 8 bits", part["copying"]), (f"{SHAPE} shape", part["shape"]), *part["embedded"].items()]:
+            for row in rows:
+                text += (f"| {name} | {part['threads']} | {row['prompt']} | {row['k']} | {row['tok_s']:.0f} | **{row['speedup']:.2f}** "
+                         f"({row['low']:.2f}–{row['high']:.2f}) | {row['rate']:.2f} |\n")
+    text += f"\nWhat a block costs at the shape {SHAPE}, whose weights come from memory:\n\n| threads |" + "".join(f" t({k})/t(1) |" for k in WIDTHS[1:])
+    text += "\n|---|" + "---|" * len(WIDTHS[1:]) + "\n"
+    for part in parts:
+        text += f"| {part['threads']} |" + "".join(f" {part['shape_relative'][str(k)]:.2f} |" for k in WIDTHS[1:]) + "\n"
+    return text
+
+
 def targets(report):
     rows = all_verdicts(report)
-    text = "\n## Targets\n\n| precision | threads | what | found | met |\n|---|---|---|---|---|\n"
+    text = "\n## Targets\n\n| what is run | threads | what | found | met |\n|---|---|---|---|---|\n"
     for pair, threads, what, met, detail in rows:
         text += f"| {pair} | {threads} | {what} | {detail} | {'yes' if met else 'NO'} |\n"
     return text
@@ -91,8 +114,33 @@ def render(report):
         f"Medians of {runs} runs of each side in the order A B B A (lowest–highest). A ratio is ours over theirs, of the medians; in brackets the lowest and highest "
         f"of single turns.\n\n## Rates\n\n{rates(report['results'])}\n"
         f"## What a block of K rows costs, in passes of one row\n\nEach side against its own t(1): below K, verifying together is cheaper than one by one.\n\n{relative}\n"
-        f"The same in milliseconds:\n\n{times}{floors(report)}{targets(report)}"
+        f"The same in milliseconds:\n\n{times}{floors(report)}{speculation(report)}{targets(report)}"
     )
+
+
+def readme(report):
+    """The table of README.md."""
+    machine, counted = report["machine"], [r for r in report["results"] if r["pair"] == TARGET_PAIR]
+    text = (f"SmolLM2-135M-Instruct from the same file, {PAIRS[TARGET_PAIR]['about']} on both sides; medians of {counted[0]['summary']['runs']} runs of each side in turns; "
+            f"mlxcel {report['ours']['version']}, llama.cpp b{report['peer_version'].split('.')[0]} with native code, {machine['cpu']}, {machine['cores']} cores, "
+            f"{machine['isa']}. Spreads, blocks of all widths, and the targets that are missed: [cpu_peers.md](docs/benchmark_results/cpu_peers.md).\n\n"
+            "| threads | what | mlxcel | llama.cpp | ratio |\n|---|---|---|---|---|\n")
+    for r in counted:
+        rows = [(f"prefill of {PROMPT}, tok/s", r["summary"]["prefill"])] + [(f"decode behind {c}, tok/s", r["summary"]["decode"][str(c)]) for c in CONTEXTS]
+        text += "".join(f"| {r['threads']} | {what} | {row['ours']['median']:.0f} | {row['theirs']['median']:.0f} | {row['ratio']:.2f} |\n" for what, row in rows)
+        for k in ("4", "8"):
+            ours, theirs = (r["summary"]["verify"][k][side]["median"] for side in ("ours", "theirs"))
+            text += f"| {r['threads']} | a block of {k}, in steps of one token | {ours:.2f} | {theirs:.2f} | |\n"
+    return text
+
+
+def in_readme(old, report):
+    """README.md with that table in its place."""
+    begin, end = "<!-- peers:begin -->\n", "<!-- peers:end -->"
+    if begin not in old or end not in old:
+        raise BenchError(f"README.md: {begin.strip()} and {end} expected, found none")
+    head, rest = old.split(begin, 1)
+    return head + begin + readme(report) + end + rest.split(end, 1)[1]
 
 
 def read_bandwidth(report):

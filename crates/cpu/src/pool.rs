@@ -371,7 +371,11 @@ mod tests {
             }
         });
         let order = order.into_inner().expect("no panic inside");
-        assert_eq!(order, [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 4, 3, 2, 1], "its own in order, then from the other end");
+        assert_eq!(
+            order,
+            [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 4, 3, 2, 1],
+            "its own in order, then from the other end"
+        );
     }
 
     #[test]

@@ -127,7 +127,8 @@ impl Panels {
         // Else the file's bytes of a large matrix and their copy are in memory together.
         let at_once = total * panel_bytes <= LARGE;
         pool.run(total.div_ceil(step), &|chunk| {
-            let mut done = usize::MAX..0;
+            // Stored rows that this chunk has read.
+            let (mut first_row, mut end_row) = (usize::MAX, 0);
             for i in chunk * step..((chunk + 1) * step).min(total) {
                 // SAFETY: each panel belongs to one chunk.
                 let out = unsafe { shared.part(i * panel_bytes, panel_bytes) };
@@ -135,12 +136,10 @@ impl Panels {
                 let first = i / count * weight.stride + from;
                 let rows = first..first + OUTPUTS.min(weight.outputs - from);
                 lay_out(weight, format, rows.clone(), out);
-                if !at_once {
-                    done = done.start.min(rows.start)..done.end.max(rows.end);
-                }
+                (first_row, end_row) = (first_row.min(rows.start), end_row.max(rows.end));
             }
-            if done.start < done.end {
-                weight.rows_unused(done);
+            if !at_once {
+                weight.rows_unused(first_row..end_row);
             }
         });
         Panels { format, groups, count, panel_bytes, memory }
