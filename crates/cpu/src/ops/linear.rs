@@ -64,13 +64,22 @@ pub struct Job<'a> {
     pub out: &'a Shared<'a, f32>,
 }
 
+/// Rows up to which a job counts as narrow.
+const NARROW: usize = 16;
+
 /// Runs jobs with all threads. Outputs are cut into ranges of whole tiles; a range is computed by one thread for all
 /// rows of its job.
 pub fn run(pool: &Pool, isa: Isa, jobs: &[Job<'_>]) {
     // Enough chunks that a thread which loses its core does not hold up the others, big enough to pay for the claim.
     let work: usize = jobs.iter().map(|j| j.weight.host.outputs * j.weight.host.inputs * (1 + j.rows / 4)).sum();
     let threads = pool.threads();
-    let chunks = if work < 32_768 || threads == 1 { 1 } else { (work / 16_384).clamp(threads, threads * 4) };
+    // A chunk is a dispatch, which shows beside few rows; with many, what it keeps of a gated pair should stay small.
+    let most = match (jobs.iter().all(|j| j.rows <= NARROW), threads) {
+        (false, _) => threads * 8,
+        (true, 1) => 1,
+        (true, _) => threads * 4,
+    };
+    let chunks = if work < 32_768 { 1 } else { (work / 16_384).clamp(threads, most) };
     let total: usize = jobs.iter().map(|j| j.weight.host.outputs).sum();
     let step = total.div_ceil(chunks).next_multiple_of(OUTPUTS);
     let mut ranges = Vec::with_capacity(chunks + jobs.len());
