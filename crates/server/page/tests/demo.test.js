@@ -30,7 +30,8 @@ async function startDemo(...flags) {
   const origin = await new Promise((resolve, reject) => {
     child.stderr.setEncoding("utf8").on("data", (piece) => {
       log += piece;
-      const found = /listening on (http:\/\/[\d.:]+)/.exec(log);
+      // Written piece by piece: the address is whole when something follows it.
+      const found = /listening on (http:\/\/[\d.]+:\d+)\D/.exec(log);
       if (found) resolve(found[1]);
     });
     child.on("exit", (code) => reject(new Error(`the server ended with ${code}:\n${log}`)));
