@@ -1,0 +1,191 @@
+//! A device with its memory, its kernels and its queue: what operations are written against.
+//!
+//! Operations cannot fail on valid buffers, and a device can. The first fault is kept ([`Context::failure`]); after it
+//! nothing is launched any more and everything read is NaN, which no answer is made of.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::Device;
+use crate::error::CudaError;
+use crate::memory::{Arena, Block, Held};
+use crate::module::{Function, Modules, Unit};
+use crate::queue::{Queue, Sent};
+
+/// Everything operations need of a device.
+pub struct Context {
+    /// The device.
+    pub device: Arc<Device>,
+    /// Its memory.
+    pub arena: Arc<Arena>,
+    modules: Modules,
+    queue: Mutex<Queue>,
+}
+
+/// A grid, the threads of a block, and the bytes of shared memory it is given at launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Blocks.
+    pub grid: [usize; 3],
+    /// Threads of a block.
+    pub block: usize,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+impl Shape {
+    /// A grid of up to three dimensions without extra shared memory.
+    pub fn new(x: usize, y: usize, block: usize) -> Self {
+        Shape { grid: [x, y, 1], block, shared: 0 }
+    }
+
+    /// One thread a value, 256 a block.
+    pub fn each(values: usize) -> Self {
+        Shape::new(values.div_ceil(256), 1, 256)
+    }
+}
+
+impl Context {
+    /// Opens a device; compiled kernels are kept in the folder `cache`.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Arc<Self>, CudaError> {
+        let device = Device::open(ordinal)?;
+        let arena = Arena::new(Arc::clone(&device));
+        let modules = Modules::new(Arc::clone(&device), cache);
+        let queue = Mutex::new(Queue::new()?);
+        Ok(Arc::new(Context { device, arena, modules, queue }))
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the device cannot be trusted any more.
+    pub fn failure(&self) -> Option<&CudaError> {
+        self.device.failure()
+    }
+
+    /// A kernel, compiled now if it never was; `shared` is the most shared memory it will be given.
+    ///
+    /// # Errors
+    /// When it cannot be had.
+    pub fn function(&self, unit: &Unit, name: &str, shared: usize) -> Result<Function, CudaError> {
+        self.modules.function(unit, name, shared)
+    }
+
+    /// Memory for a while.
+    pub fn block(&self, bytes: usize) -> Block {
+        let mut taken = self.arena.take(bytes, "activations");
+        if matches!(taken, Err(CudaError::Memory { .. })) && self.synchronize().is_ok() {
+            self.arena.trim();
+            taken = self.arena.take(bytes, "activations");
+        }
+        taken.unwrap_or_else(|error| {
+            self.device.fail(error);
+            self.arena.none()
+        })
+    }
+
+    /// Memory for long.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn held(&self, bytes: usize, what: &str) -> Result<Held, CudaError> {
+        let taken = self.arena.take_for_long(bytes, what);
+        if !matches!(taken, Err(CudaError::Memory { .. })) {
+            return taken;
+        }
+        self.synchronize()?;
+        self.arena.trim();
+        self.arena.take_for_long(bytes, what)
+    }
+
+    /// Sets memory to zero, in the order of launches.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn zero(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
+        self.queue().fill(&self.device, address, 0, bytes)
+    }
+
+    /// Sends off what is queued and waits for it.
+    ///
+    /// # Errors
+    /// The first fault of the device.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.queue().flush(&self.device)?;
+        self.device.synchronize()
+    }
+
+    /// Begins an operation that brings host data of `bytes` in all.
+    pub fn operation(&self, bytes: usize) -> Operation<'_> {
+        let mut queue = self.queue();
+        if self.failure().is_none()
+            && let Err(error) = queue.room(&self.device, bytes)
+        {
+            self.device.fail(error);
+        }
+        Operation { queue }
+    }
+
+    /// One launch that brings no host data.
+    pub fn launch(&self, function: Function, shape: Shape, args: &[u64]) {
+        self.operation(0).launch(function, shape, args);
+    }
+
+    /// Brings values back; NaN from a device that failed.
+    pub fn read(&self, address: u64, out: &mut [f32]) {
+        if self.failure().is_none() {
+            match self.queue().read(&self.device, address, bytemuck::cast_slice_mut(out)) {
+                Ok(()) => return,
+                Err(error) => self.device.fail(error),
+            }
+        }
+        out.fill(f32::NAN);
+    }
+
+    /// Copies host data of any size to the device, in the order of launches.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn write(&self, address: u64, data: &[u8]) -> Result<(), CudaError> {
+        self.queue().write(&self.device, address, data)
+    }
+
+    /// Whether sequences of launches that come again are recorded as graphs. They are unless switched off, to look for faults.
+    pub fn use_graphs(&self, on: bool) {
+        self.queue().use_graphs = on;
+    }
+
+    /// What was sent off so far.
+    pub fn sent(&self) -> Sent {
+        self.queue().sent
+    }
+}
+
+/// An operation under way: until it is dropped nothing is sent off, so that the host data it brought stays in place.
+pub struct Operation<'a> {
+    queue: MutexGuard<'a, Queue>,
+}
+
+impl Operation<'_> {
+    /// Host data for this operation's kernels: its device address.
+    pub fn feed<T: bytemuck::NoUninit>(&mut self, data: &[T]) -> u64 {
+        self.queue.feed(bytemuck::cast_slice(data))
+    }
+
+    /// Queues a kernel.
+    pub fn launch(&mut self, function: Function, shape: Shape, args: &[u64]) {
+        self.queue.push(function, shape.grid, shape.block, shape.shared, args);
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // The queue frees its memory, which needs the context; what was launched ends first.
+        let _ = self.device.bind();
+        let _ = self.device.synchronize();
+    }
+}

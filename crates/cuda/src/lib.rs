@@ -1,0 +1,14 @@
+//! The CUDA backend: every operation of [`mlxcel_compute::Backend`] on an NVIDIA GPU, by the row law.
+//!
+//! Libraries (driver, run-time compiler) are looked for at run time, so that one binary runs with and without a GPU. Kernels
+//! are CUDA C++ in `kernels/`, compiled at first use for the device at hand and kept on disk ([`module`]). Operations queue
+//! launches ([`queue`]); results are computed when something is read.
+
+pub mod context;
+pub mod device;
+pub mod error;
+pub mod memory;
+pub mod module;
+pub mod queue;
+
+pub use error::CudaError;

@@ -1,0 +1,218 @@
+//! Memory of the device, handed out again in the order it came back.
+//!
+//! A forward pass asks for the same sizes in the same order as the one before, so it gets the same addresses: that is what
+//! lets a recorded graph run again ([`crate::queue`]). Work is done in the order it was queued, so memory may be handed out
+//! again while what used it has not run yet.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::{result, sys};
+
+use crate::device::Device;
+use crate::error::CudaError;
+
+/// Everything is aligned to this, and rounded up to it.
+const GRAIN: usize = 512;
+/// Small blocks are cut from chunks of this size.
+const CHUNK: usize = 8 << 20;
+
+#[derive(Default)]
+struct Free {
+    blocks: BTreeMap<usize, Vec<u64>>,
+    chunk: (u64, usize), // address and bytes left of the chunk small blocks are cut from
+    chunks: Vec<u64>,
+    whole: Vec<(u64, usize)>, // every block that is an allocation of its own
+    held: usize,
+}
+
+/// The memory of one device.
+pub struct Arena {
+    device: Arc<Device>,
+    free: Mutex<Free>,
+}
+
+/// A piece of device memory; goes back when dropped.
+pub struct Block {
+    arena: Arc<Arena>,
+    address: u64,
+    bytes: usize,
+}
+
+impl Block {
+    /// Device address; 0 after the device failed.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Usable bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.address != 0 {
+            self.arena.lock().blocks.entry(self.bytes).or_default().push(self.address);
+        }
+    }
+}
+
+/// Rounds up so that blocks of about the same size can stand in for each other: an eighth is the most that is wasted.
+fn rounded(bytes: usize) -> usize {
+    let bytes = bytes.max(1).next_multiple_of(GRAIN);
+    let step = (bytes.next_power_of_two() / 16).max(GRAIN);
+    bytes.next_multiple_of(step)
+}
+
+impl Arena {
+    /// The memory of a device, none of it taken yet.
+    pub fn new(device: Arc<Device>) -> Arc<Self> {
+        Arc::new(Arena { device, free: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes taken from the device.
+    pub fn held(&self) -> usize {
+        self.lock().held
+    }
+
+    /// A block of at least `bytes`; contents are arbitrary.
+    ///
+    /// # Errors
+    /// When the device has no such room left.
+    pub fn take(self: &Arc<Self>, bytes: usize, what: &str) -> Result<Block, CudaError> {
+        let bytes = rounded(bytes);
+        let mut free = self.lock();
+        if let Some(address) = free.blocks.get_mut(&bytes).and_then(Vec::pop) {
+            return Ok(Block { arena: Arc::clone(self), address, bytes });
+        }
+        let address = if bytes <= CHUNK / 8 {
+            if free.chunk.1 < bytes {
+                let chunk = self.allocate(&mut free, CHUNK, what)?;
+                free.chunks.push(chunk);
+                free.chunk = (chunk, CHUNK);
+            }
+            let address = free.chunk.0;
+            free.chunk = (address + bytes as u64, free.chunk.1 - bytes);
+            address
+        } else {
+            let address = self.allocate(&mut free, bytes, what)?;
+            free.whole.push((address, bytes));
+            address
+        };
+        Ok(Block { arena: Arc::clone(self), address, bytes })
+    }
+
+    /// No memory: what a failed device has to give.
+    pub fn none(self: &Arc<Self>) -> Block {
+        Block { arena: Arc::clone(self), address: 0, bytes: 0 }
+    }
+
+    /// Memory for weights and pages: exactly as much, and given back to the device when dropped.
+    ///
+    /// # Errors
+    /// When the device has no such room left.
+    pub fn take_for_long(self: &Arc<Self>, bytes: usize, what: &str) -> Result<Held, CudaError> {
+        let bytes = bytes.max(1).next_multiple_of(GRAIN);
+        let mut free = self.lock();
+        let address = self.allocate(&mut free, bytes, what)?;
+        Ok(Held { arena: Arc::clone(self), address, bytes })
+    }
+
+    fn allocate(&self, free: &mut Free, bytes: usize, what: &str) -> Result<u64, CudaError> {
+        self.device.bind()?;
+        // SAFETY: the context is current; the address is freed once, by `Held`, by `trim` or with the arena.
+        match unsafe { result::malloc_sync(bytes) } {
+            Ok(address) => {
+                free.held += bytes;
+                Ok(address)
+            }
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (left, total) = result::mem_get_info().unwrap_or_default();
+                Err(CudaError::Memory { what: what.to_owned(), needed: bytes, free: left, total })
+            }
+            Err(e) => Err(CudaError::call("cuMemAlloc", e)),
+        }
+    }
+
+    /// Gives unused blocks that are allocations of their own back to the device. Nothing may be queued that is not launched yet: it
+    /// might name them.
+    pub fn trim(&self) {
+        let mut free = self.lock();
+        let Free { blocks, whole, held, .. } = &mut *free;
+        whole.retain(|(address, bytes)| {
+            let Some(unused) = blocks.get_mut(bytes) else { return true };
+            let Some(at) = unused.iter().position(|a| a == address) else { return true };
+            unused.swap_remove(at);
+            // SAFETY: nobody holds the block, and freeing waits for what was launched.
+            let _ = unsafe { result::free_sync(*address) };
+            *held -= bytes;
+            false
+        });
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let free = self.free.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.device.bind().is_ok() {
+            for address in free.whole.iter().map(|w| w.0).chain(free.chunks.iter().copied()) {
+                // SAFETY: blocks keep the arena alive, so nobody holds one.
+                let _ = unsafe { result::free_sync(address) };
+            }
+        }
+    }
+}
+
+/// Memory held for long: a weight, pages.
+pub struct Held {
+    arena: Arc<Arena>,
+    address: u64,
+    bytes: usize,
+}
+
+impl Held {
+    /// Device address.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.arena.device.bind().is_ok() {
+            // SAFETY: this owned it; freeing waits for what was launched.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+        self.arena.lock().held -= self.bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_rounded_by_little_and_to_few() {
+        assert_eq!(rounded(1), GRAIN);
+        assert_eq!(rounded(513), 1024);
+        let mut sizes = std::collections::BTreeSet::new();
+        for bytes in (1..4_000_000).step_by(777) {
+            let r = rounded(bytes);
+            assert!(r >= bytes && r <= (bytes + GRAIN) * 9 / 8 && r % GRAIN == 0, "{bytes}: {r}");
+            assert_eq!(rounded(r), r, "a block fits its own size");
+            sizes.insert(r);
+        }
+        assert!(sizes.len() < 120, "{} sizes", sizes.len());
+    }
+}

@@ -1,0 +1,294 @@
+//! Kernels from source to something that can be launched: compiled for the device at first use, kept on disk.
+//!
+//! A kernel file stands for a family: sizes that decide how it is unrolled are given as definitions. What was compiled is
+//! kept under a name that is the hash of everything it depends on (source, definitions, options, architecture, compiler),
+//! so a stale file is never read; a damaged one fails its checksum and is compiled anew.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{result, sys};
+use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
+use sha2::{Digest, Sha256};
+
+use crate::device::Device;
+use crate::error::CudaError;
+
+/// A kernel file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// File name.
+    pub name: &'static str,
+    text: &'static str,
+}
+
+const COMMON: &str = include_str!("../kernels/common.cuh");
+
+macro_rules! sources {
+    ($($constant:ident $file:literal)*) => {
+        $(#[doc = concat!("kernels/", $file)]
+        pub const $constant: Source = Source { name: $file, text: include_str!(concat!("../kernels/", $file)) };)*
+    };
+}
+
+sources! {
+    ROWS "rows.cu"
+    LINEAR "linear.cu"
+    DENSE "dense.cu"
+    ATTEND "attend.cu"
+    MOE "moe.cu"
+    RECURRENT "recurrent.cu"
+}
+
+/// A definition, `-Dname=value`.
+pub type Define = (&'static str, i64);
+
+/// Contraction is written out in the sources (the row law: fused or not is never the compiler's choice).
+const OPTIONS: [&str; 4] = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space", "-lineinfo"];
+
+/// A kernel file with its definitions, for one architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Unit {
+    /// The file.
+    pub source: Source,
+    /// Definitions, in a fixed order.
+    pub defines: Vec<Define>,
+}
+
+impl Unit {
+    /// A file with definitions.
+    pub fn new(source: Source, defines: &[Define]) -> Self {
+        Unit { source, defines: defines.to_vec() }
+    }
+
+    /// What the compiler is told.
+    fn options(&self, arch: &str) -> Vec<String> {
+        let defines = self.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
+        let arch = std::iter::once(format!("--gpu-architecture={arch}"));
+        OPTIONS.iter().map(|o| (*o).to_owned()).chain(arch).chain(defines).collect()
+    }
+
+    fn text(&self) -> String {
+        format!("{COMMON}\n{}", self.source.text)
+    }
+
+    /// Compiles to machine code of an architecture such as `sm_90a`.
+    ///
+    /// # Errors
+    /// [`CudaError::NoNvrtc`]; [`CudaError::Compile`] with the compiler's log.
+    pub fn compile(&self, arch: &str) -> Result<Vec<u8>, CudaError> {
+        nvrtc_version()?;
+        let fail = |log: String| CudaError::Compile { kernel: self.source.name.into(), arch: arch.into(), log };
+        let c_string = |s: String| CString::new(s).map_err(|e| fail(e.to_string()));
+        let (text, name) = (c_string(self.text())?, c_string(self.source.name.to_owned())?);
+        let program = nvrtc::create_program(&text, Some(&name)).map_err(|e| fail(e.to_string()))?;
+        // SAFETY: the program was just made, text and name outlive it, and it is destroyed once, below.
+        let compiled = unsafe { nvrtc::compile_program(program, &self.options(arch)) };
+        let out = match compiled {
+            Ok(()) => machine_code(program).map_err(|e| fail(e.to_string())),
+            Err(e) => {
+                // SAFETY: as above.
+                let log = unsafe { nvrtc::get_program_log(program) }.unwrap_or_default();
+                let log: Vec<u8> = log.into_iter().map(|c| c as u8).take_while(|c| *c != 0).collect();
+                Err(fail(format!("{e}: {}", String::from_utf8_lossy(&log).trim())))
+            }
+        };
+        // SAFETY: as above.
+        let _ = unsafe { nvrtc::destroy_program(program) };
+        out
+    }
+
+    /// Name of the compiled file.
+    fn file_name(&self, arch: &str, version: (i32, i32)) -> String {
+        let mut hash = Sha256::new();
+        for part in [self.text(), self.options(arch).join(" "), format!("{version:?}")] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        let hash: String = hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect();
+        format!("{}-{arch}-{hash}.cubin", self.source.name.trim_end_matches(".cu"))
+    }
+}
+
+fn machine_code(program: nvrtc_sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::NvrtcError> {
+    let mut size = 0usize;
+    // SAFETY: the program was compiled.
+    unsafe { nvrtc_sys::nvrtcGetCUBINSize(program, &raw mut size) }.result()?;
+    let mut code = vec![0u8; size];
+    // SAFETY: the buffer has the size that was asked for.
+    unsafe { nvrtc_sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast::<c_char>()) }.result()?;
+    Ok(code)
+}
+
+/// Version of the compiler.
+///
+/// # Errors
+/// [`CudaError::NoNvrtc`].
+pub fn nvrtc_version() -> Result<(i32, i32), CudaError> {
+    // SAFETY: opens a library by its well-known names.
+    if !unsafe { nvrtc_sys::is_culib_present() } {
+        return Err(CudaError::NoNvrtc);
+    }
+    let (mut major, mut minor): (c_int, c_int) = (0, 0);
+    // SAFETY: the library is there.
+    unsafe { nvrtc_sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result().map_err(|_| CudaError::NoNvrtc)?;
+    Ok((major, minor))
+}
+
+/// A kernel that can be launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Function(pub(crate) usize);
+
+impl Function {
+    pub(crate) fn raw(self) -> sys::CUfunction {
+        self.0 as sys::CUfunction
+    }
+}
+
+/// The kernels of one device.
+pub struct Modules {
+    device: Arc<Device>,
+    cache: Option<PathBuf>,
+    loaded: Mutex<HashMap<Unit, usize>>,
+}
+
+impl Modules {
+    /// Kernels for a device, kept in the folder `cache` if there is one.
+    pub fn new(device: Arc<Device>, cache: Option<PathBuf>) -> Self {
+        Modules { device, cache, loaded: Mutex::default() }
+    }
+
+    /// A kernel of a unit, and how much shared memory it may be given.
+    ///
+    /// # Errors
+    /// When it cannot be compiled or loaded, or has no such kernel.
+    pub fn function(&self, unit: &Unit, name: &str, shared: usize) -> Result<Function, CudaError> {
+        let module = self.module(unit)? as sys::CUmodule;
+        let c_name = CString::new(name).unwrap_or_default();
+        // SAFETY: the module is loaded and stays so.
+        let function = unsafe { result::module::get_function(module, c_name) };
+        let function = function.map_err(|e| match CudaError::call("cuModuleGetFunction", e) {
+            CudaError::Call { call, reason } => CudaError::Call { call, reason: format!("{name}: {reason}") },
+            other => other,
+        })?;
+        if shared > 48 << 10 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
+                .map_err(|e| CudaError::call("cuFuncSetAttribute", e))?;
+        }
+        Ok(Function(function as usize))
+    }
+
+    fn module(&self, unit: &Unit) -> Result<usize, CudaError> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = loaded.get(unit) {
+            return Ok(*module);
+        }
+        self.device.bind()?;
+        let code = self.code(unit)?;
+        // SAFETY: the code is a whole file of machine code, from the compiler or with its checksum right.
+        let module = unsafe { result::module::load_data(code.as_ptr().cast()) }
+            .map_err(|e| CudaError::call("cuModuleLoadData", e))?;
+        loaded.insert(unit.clone(), module as usize);
+        Ok(module as usize)
+    }
+
+    fn code(&self, unit: &Unit) -> Result<Vec<u8>, CudaError> {
+        let arch = self.device.arch();
+        let version = match nvrtc_version() {
+            Ok(version) => version,
+            // Without a compiler what another one left will do, whichever it was.
+            Err(error) => return self.cache.as_deref().and_then(|c| any_kept(c, unit, &arch)).ok_or(error),
+        };
+        let Some(folder) = &self.cache else { return unit.compile(&arch) };
+        let path = folder.join(unit.file_name(&arch, version));
+        if let Some(code) = kept(&path) {
+            return Ok(code);
+        }
+        let code = unit.compile(&arch)?;
+        // A cache that cannot be written costs time, not answers.
+        let _ = keep(folder, &path, &code);
+        Ok(code)
+    }
+}
+
+/// Versions of the compiler to look for where there is none.
+const VERSIONS: [(i32, i32); 18] = [
+    (13, 5),
+    (13, 4),
+    (13, 3),
+    (13, 2),
+    (13, 1),
+    (13, 0),
+    (12, 9),
+    (12, 8),
+    (12, 7),
+    (12, 6),
+    (12, 5),
+    (12, 4),
+    (12, 3),
+    (12, 2),
+    (12, 1),
+    (12, 0),
+    (14, 0),
+    (14, 1),
+];
+
+fn any_kept(folder: &Path, unit: &Unit, arch: &str) -> Option<Vec<u8>> {
+    VERSIONS.iter().find_map(|v| kept(&folder.join(unit.file_name(arch, *v))))
+}
+
+/// A kept file: the code, then its checksum.
+fn kept(path: &Path) -> Option<Vec<u8>> {
+    let mut code = std::fs::read(path).ok()?;
+    let sum = code.split_off(code.len().checked_sub(32)?);
+    (Sha256::digest(&code)[..] == sum[..]).then_some(code)
+}
+
+/// Writes a file as a whole or not at all.
+fn keep(folder: &Path, path: &Path, code: &[u8]) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(code)?;
+    file.write_all(&Sha256::digest(code))?;
+    file.persist(path).map_err(|e| e.error)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damaged_files_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sub").join("x.cubin");
+        assert_eq!(kept(&path), None);
+        keep(path.parent().unwrap(), &path, b"machine code").unwrap();
+        assert_eq!(kept(&path).as_deref(), Some(&b"machine code"[..]));
+        let whole = std::fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 4;
+            std::fs::write(&path, &damaged).unwrap();
+            assert_eq!(kept(&path), None, "byte {at}");
+            std::fs::write(&path, &whole[..at]).unwrap();
+            assert_eq!(kept(&path), None, "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn names_depend_on_everything() {
+        let unit = |v| Unit::new(LINEAR, &[("BITS", v)]);
+        let name = unit(4).file_name("sm_90a", (13, 0));
+        assert!(name.starts_with("linear-sm_90a-"), "{name}");
+        assert_ne!(name, unit(8).file_name("sm_90a", (13, 0)));
+        assert_ne!(name, unit(4).file_name("sm_80", (13, 0)));
+        assert_ne!(name, unit(4).file_name("sm_90a", (13, 1)));
+        assert_ne!(name, Unit::new(ROWS, &[("BITS", 4)]).file_name("sm_90a", (13, 0)));
+    }
+}

@@ -1,0 +1,413 @@
+//! The queue: launches are noted down, and go to the device when a result is asked for.
+//!
+//! A decode step is hundreds of short kernels, and the same ones as in the step before: same functions, grids and addresses
+//! ([`crate::memory`] hands memory out in the same order). So a sequence of launches that comes again is recorded as a CUDA
+//! graph and from then on launched with one call. Nothing above knows of it. What differs from step to step, token ids and
+//! positions, goes through the feed: host data copied to the same place of the device before the launches.
+
+use std::collections::HashMap;
+
+use cudarc::driver::{result, sys};
+
+use crate::device::Device;
+use crate::error::CudaError;
+use crate::module::Function;
+
+/// Most arguments of a kernel.
+pub const ARGS: usize = 20;
+/// Bytes of host data that launches can bring before they must go off; grows when one operation brings more.
+const FEED: usize = 4 << 20;
+/// Launches after which the queue is sent off although nobody asked.
+const LONGEST: usize = 4096;
+/// Recorded graphs kept; the one unused for longest goes.
+const GRAPHS: usize = 96;
+/// Shortest sequence worth a graph.
+const SHORTEST: usize = 4;
+
+/// An argument of a kernel: every kind fits eight bytes, of which the kernel reads as many as it declared.
+pub trait Arg {
+    /// The bytes.
+    fn word(self) -> u64;
+}
+
+impl Arg for u64 {
+    fn word(self) -> u64 {
+        self
+    }
+}
+
+impl Arg for u32 {
+    fn word(self) -> u64 {
+        u64::from(self)
+    }
+}
+
+impl Arg for usize {
+    /// For kernels that take `unsigned`: what does not fit is a bug that tests of bounds would not see.
+    fn word(self) -> u64 {
+        u64::from(u32::try_from(self).expect("a size a kernel can count"))
+    }
+}
+
+impl Arg for f32 {
+    fn word(self) -> u64 {
+        u64::from(self.to_bits())
+    }
+}
+
+/// The arguments of a launch.
+#[macro_export]
+macro_rules! args {
+    ($($value:expr),* $(,)?) => { [$($crate::queue::Arg::word($value)),*] };
+}
+
+/// One launch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Launch {
+    function: Function,
+    grid: [u32; 3],
+    block: u32,
+    shared: u32,
+    count: u32,
+    args: [u64; ARGS],
+}
+
+struct Graph {
+    launches: Vec<Launch>,
+    graph: Option<sys::CUgraphExec>,
+    used: u64,
+}
+
+/// What was sent off, for reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Batches launched kernel by kernel.
+    pub single: u64,
+    /// Batches launched as a graph.
+    pub graphs: u64,
+    /// Kernels in all of them.
+    pub kernels: u64,
+}
+
+/// Host memory that the device copies from without a detour.
+struct Pinned {
+    address: *mut u8,
+    bytes: usize,
+}
+
+impl Pinned {
+    fn new(bytes: usize) -> Result<Self, CudaError> {
+        // SAFETY: the context is current; freed on drop.
+        let address = unsafe { result::malloc_host(bytes, 0) }.map_err(|e| CudaError::call("cuMemHostAlloc", e))?;
+        Ok(Pinned { address: address.cast(), bytes })
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: owned, and as long; the device reads or writes it only between a launch and the wait for it, when nobody
+        // calls this.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: from `malloc_host`.
+        let _ = unsafe { result::free_host(self.address.cast()) };
+    }
+}
+
+/// Launches waiting, and what was recorded of earlier ones.
+pub struct Queue {
+    launches: Vec<Launch>,
+    hash: u64,
+    feed: Pinned,
+    feed_device: u64,
+    fed: usize,
+    parts: HashMap<u64, (usize, usize)>, // what was fed already: hash -> place, length
+    in_flight: bool,
+    back: Option<Pinned>,
+    graphs: HashMap<u64, Vec<Graph>>,
+    kept: usize,
+    clock: u64,
+    /// Whether sequences that come again become graphs.
+    pub use_graphs: bool,
+    /// Counts.
+    pub sent: Sent,
+}
+
+// SAFETY: the handles may be used from any thread that makes the context current, which every call here does first.
+unsafe impl Send for Queue {}
+
+fn mix(hash: u64, word: u64) -> u64 {
+    (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+impl Queue {
+    /// An empty queue. The device's context must be current.
+    ///
+    /// # Errors
+    /// When its memory cannot be had.
+    pub fn new() -> Result<Self, CudaError> {
+        // SAFETY: the context is current; lives as long as the queue.
+        let feed_device = unsafe { result::malloc_sync(FEED) }.map_err(|e| CudaError::call("cuMemAlloc", e))?;
+        Ok(Queue {
+            launches: Vec::new(),
+            hash: 0,
+            feed: Pinned::new(FEED)?,
+            feed_device,
+            fed: 0,
+            parts: HashMap::new(),
+            in_flight: false,
+            back: None,
+            graphs: HashMap::new(),
+            kept: 0,
+            clock: 0,
+            use_graphs: true,
+            sent: Sent::default(),
+        })
+    }
+
+    /// Notes a launch down. It goes off later, however many there are: see [`Queue::room`].
+    pub fn push(&mut self, function: Function, grid: [usize; 3], block: usize, shared: usize, args: &[u64]) {
+        let mut all = [0; ARGS];
+        all[..args.len()].copy_from_slice(args);
+        let grid = grid.map(|g| g as u32);
+        if grid.contains(&0) {
+            return;
+        }
+        let launch =
+            Launch { function, grid, block: block as u32, shared: shared as u32, count: args.len() as u32, args: all };
+        let shape = [function.0 as u64, u64::from(grid[0]) << 32 | u64::from(grid[1]), u64::from(grid[2])];
+        self.hash = shape.iter().chain(args).fold(self.hash, |h, w| mix(h, *w));
+        self.launches.push(launch);
+    }
+
+    /// Makes room for an operation that brings host data of `bytes` in all: sends off what waits when that is too much. Between
+    /// this and the operation's last launch nothing goes off, so that what it brought is still there.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn room(&mut self, device: &Device, bytes: usize) -> Result<(), CudaError> {
+        let bytes = bytes + 16 * ARGS; // each part is padded
+        if self.launches.len() >= LONGEST || self.fed + bytes > self.feed.bytes {
+            self.flush(device)?;
+        }
+        if bytes > self.feed.bytes {
+            device.bind()?;
+            device.synchronize()?;
+            let size = bytes.next_power_of_two();
+            self.feed = Pinned::new(size)?;
+            // SAFETY: from `malloc_sync`, and nothing that reads it is under way.
+            let freed = unsafe { result::free_sync(self.feed_device) };
+            freed.map_err(|e| CudaError::call("cuMemFree", e))?;
+            // SAFETY: the context is current; lives as long as the queue.
+            self.feed_device = unsafe { result::malloc_sync(size) }.map_err(|e| CudaError::call("cuMemAlloc", e))?;
+        }
+        if self.in_flight {
+            // The copy of what was fed last may not have happened yet.
+            device.bind()?;
+            device.synchronize()?;
+            self.in_flight = false;
+        }
+        Ok(())
+    }
+
+    /// Puts host data where the launches after this can read it; returns its device address. Data that was fed since the
+    /// queue last went off is not fed twice. [`Queue::room`] was made for it.
+    pub fn feed(&mut self, data: &[u8]) -> u64 {
+        let hash = data.chunks(8).fold(data.len() as u64, |h, c| {
+            let mut word = [0; 8];
+            word[..c.len()].copy_from_slice(c);
+            mix(h, u64::from_le_bytes(word))
+        });
+        if let Some((at, len)) = self.parts.get(&hash)
+            && *len == data.len()
+            && self.feed.bytes()[*at..at + len] == *data
+        {
+            return self.feed_device + *at as u64;
+        }
+        let at = self.fed;
+        self.feed.bytes()[at..at + data.len()].copy_from_slice(data);
+        self.fed = (at + data.len()).next_multiple_of(16);
+        self.parts.insert(hash, (at, data.len()));
+        self.feed_device + at as u64
+    }
+
+    /// Sends everything off.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn flush(&mut self, device: &Device) -> Result<(), CudaError> {
+        if self.launches.is_empty() {
+            return Ok(());
+        }
+        if let Some(failure) = device.failure() {
+            self.launches.clear();
+            return Err(failure.clone());
+        }
+        device.bind()?;
+        if self.fed > 0 {
+            let used = self.fed.min(self.feed.bytes);
+            // SAFETY: both sides are as long; the host side is not written before the stream was waited for.
+            unsafe { result::memcpy_htod_async(self.feed_device, &self.feed.bytes()[..used], device.stream) }
+                .map_err(|e| CudaError::call("cuMemcpyHtoDAsync", e))?;
+            self.in_flight = true;
+        }
+        self.sent.kernels += self.launches.len() as u64;
+        let sent = self.send(device);
+        self.launches.clear();
+        self.parts.clear();
+        (self.hash, self.fed) = (0, 0);
+        sent
+    }
+
+    fn send(&mut self, device: &Device) -> Result<(), CudaError> {
+        if !self.use_graphs || self.launches.len() < SHORTEST {
+            self.sent.single += 1;
+            return launch_all(device, &self.launches);
+        }
+        self.clock += 1;
+        let same = self.graphs.entry(self.hash).or_default();
+        match same.iter_mut().find(|g| g.launches == self.launches) {
+            None => {
+                // Once is no pattern.
+                same.push(Graph { launches: self.launches.clone(), graph: None, used: self.clock });
+                self.kept += 1;
+                self.sent.single += 1;
+                launch_all(device, &self.launches)?;
+                if self.kept > GRAPHS { self.forget() } else { Ok(()) }
+            }
+            Some(known) => {
+                known.used = self.clock;
+                let graph = match known.graph {
+                    Some(graph) => graph,
+                    None => *known.graph.insert(record(device, &known.launches)?),
+                };
+                self.sent.graphs += 1;
+                // SAFETY: a graph made of this device's functions; the stream lives.
+                unsafe { result::graph::launch(graph, device.stream) }.map_err(|e| CudaError::call("cuGraphLaunch", e))
+            }
+        }
+    }
+
+    /// Drops the older half of what was recorded.
+    fn forget(&mut self) -> Result<(), CudaError> {
+        let mut times: Vec<u64> = self.graphs.values().flatten().map(|g| g.used).collect();
+        times.sort_unstable();
+        let middle = times[times.len() / 2];
+        let mut kept = 0;
+        self.graphs.retain(|_, same| {
+            same.retain(|g| {
+                if g.used < middle
+                    && let Some(graph) = g.graph
+                {
+                    // SAFETY: made by `record`, and not used again; one that still runs is kept alive by the driver.
+                    let _ = unsafe { result::graph::exec_destroy(graph) };
+                }
+                g.used >= middle
+            });
+            kept += same.len();
+            !same.is_empty()
+        });
+        self.kept = kept;
+        Ok(())
+    }
+
+    /// Sends everything off, waits, and brings `out.len()` bytes back from a device address.
+    ///
+    /// # Errors
+    /// The device's: faults of kernels show here.
+    pub fn read(&mut self, device: &Device, from: u64, out: &mut [u8]) -> Result<(), CudaError> {
+        self.flush(device)?;
+        device.bind()?;
+        if self.back.as_ref().is_none_or(|b| b.bytes < out.len()) {
+            self.back = None;
+            self.back = Some(Pinned::new(out.len().next_power_of_two().max(1 << 16))?);
+        }
+        let Some(back) = self.back.as_mut() else { return Ok(()) };
+        let staged = &mut back.bytes()[..out.len()];
+        // SAFETY: both sides are as long, and the host side is read only after the wait below.
+        unsafe { result::memcpy_dtoh_async(staged, from, device.stream) }
+            .map_err(|e| CudaError::call("cuMemcpyDtoHAsync", e))?;
+        device.synchronize()?;
+        self.in_flight = false;
+        out.copy_from_slice(staged);
+        Ok(())
+    }
+
+    /// Sends everything off and fills memory with a byte.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn fill(&mut self, device: &Device, address: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        self.flush(device)?;
+        device.bind()?;
+        // SAFETY: the caller owns that much there.
+        unsafe { result::memset_d8_async(address, byte, bytes, device.stream) }
+            .map_err(|e| CudaError::call("cuMemsetD8Async", e))
+    }
+
+    /// Sends everything off and copies host data of any size to a device address.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn write(&mut self, device: &Device, to: u64, data: &[u8]) -> Result<(), CudaError> {
+        self.flush(device)?;
+        device.bind()?;
+        // SAFETY: the caller owns that much there. The source is not pinned, so the driver has taken it when this returns.
+        unsafe { result::memcpy_htod_async(to, data, device.stream) }
+            .map_err(|e| CudaError::call("cuMemcpyHtoDAsync", e))
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        for graph in self.graphs.values().flatten().filter_map(|g| g.graph) {
+            // SAFETY: made by `record`.
+            let _ = unsafe { result::graph::exec_destroy(graph) };
+        }
+        // SAFETY: from `malloc_sync`.
+        let _ = unsafe { result::free_sync(self.feed_device) };
+    }
+}
+
+fn launch_all(device: &Device, launches: &[Launch]) -> Result<(), CudaError> {
+    for l in launches {
+        let mut args = l.args;
+        let mut pointers = [std::ptr::null_mut(); ARGS];
+        pointers.iter_mut().zip(&mut args).for_each(|(p, a)| *p = std::ptr::from_mut(a).cast());
+        let (g, count) = (l.grid, l.count as usize);
+        // SAFETY: the function is loaded; its arguments are as many as it declares and each at least as wide (tests launch every
+        // kernel); what they point to is held by buffers or weights until after this stream got here.
+        unsafe {
+            result::launch_kernel(
+                l.function.raw(),
+                (g[0], g[1], g[2]),
+                (l.block, 1, 1),
+                l.shared,
+                device.stream,
+                &mut pointers[..count],
+            )
+        }
+        .map_err(|e| CudaError::call("cuLaunchKernel", e))?;
+    }
+    Ok(())
+}
+
+/// Records launches as a graph, launching nothing.
+fn record(device: &Device, launches: &[Launch]) -> Result<sys::CUgraphExec, CudaError> {
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: the stream lives and is not recording.
+    unsafe { result::stream::begin_capture(device.stream, mode) }
+        .map_err(|e| CudaError::call("cuStreamBeginCapture", e))?;
+    let launched = launch_all(device, launches);
+    // SAFETY: recording began above, and ends here whatever happened between.
+    let graph = unsafe { result::stream::end_capture(device.stream) };
+    launched?;
+    let graph = graph.map_err(|e| CudaError::call("cuStreamEndCapture", e))?;
+    // SAFETY: the graph was just made; the executable form does not need it any more.
+    let made = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
+    // SAFETY: as above.
+    let _ = unsafe { result::graph::destroy(graph) };
+    made.map_err(|e| CudaError::call("cuGraphInstantiate", e))
+}
