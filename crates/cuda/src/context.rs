@@ -119,6 +119,14 @@ impl Context {
         self.device.synchronize()
     }
 
+    /// Sends off what is queued.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn flush(&self) -> Result<(), CudaError> {
+        self.queue().flush(&self.device)
+    }
+
     /// Begins an operation that brings host data of `bytes` in all.
     pub fn operation(&self, bytes: usize) -> Operation<'_> {
         let mut queue = self.queue();

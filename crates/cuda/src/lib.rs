@@ -4,11 +4,17 @@
 //! are CUDA C++ in `kernels/`, compiled at first use for the device at hand and kept on disk ([`module`]). Operations queue
 //! launches ([`queue`]); results are computed when something is read.
 
+pub mod backend;
+pub mod buffer;
 pub mod context;
 pub mod device;
 pub mod error;
+pub mod kv;
 pub mod memory;
 pub mod module;
+pub mod ops;
 pub mod queue;
+pub mod state;
 
+pub use backend::{CudaBackend, CudaOptions};
 pub use error::CudaError;

@@ -209,7 +209,7 @@ mod tests {
         let mut sizes = std::collections::BTreeSet::new();
         for bytes in (1..4_000_000).step_by(777) {
             let r = rounded(bytes);
-            assert!(r >= bytes && r <= (bytes + GRAIN) * 9 / 8 && r % GRAIN == 0, "{bytes}: {r}");
+            assert!(r >= bytes && r <= (bytes + GRAIN) * 9 / 8 && r.is_multiple_of(GRAIN), "{bytes}: {r}");
             assert_eq!(rounded(r), r, "a block fits its own size");
             sizes.insert(r);
         }

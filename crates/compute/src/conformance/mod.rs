@@ -70,8 +70,10 @@ impl Violation {
 /// Tolerances concern bounds only; bits have none.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Relative to `sum |x| |w|`: matrices of plain floats.
+    /// Relative to `sum |x| |w|`: matrices of f32 and f16.
     pub float_matmul: f64,
+    /// The same of bf16, whose other operand a backend may round to bf16 as well: at most 1/512.
+    pub bf16_matmul: f64,
     /// Relative to `max |x| * sum |w|`: quantised matrices. Rounding activations to int8 costs at most 1/254, whatever
     /// the group that shares a scale.
     pub quant_matmul: f64,
@@ -96,6 +98,7 @@ impl Options {
     pub fn full() -> Self {
         Options {
             float_matmul: 1e-5,
+            bf16_matmul: 1e-5,
             quant_matmul: 5e-3,
             elementwise: 1e-5,
             attention: 1e-5,
@@ -114,6 +117,7 @@ impl Options {
     /// Tolerance of a matrix product with weights of a format.
     pub fn matmul(&self, format: WeightFormat) -> f64 {
         match format {
+            WeightFormat::Float(DType::Bf16) => self.bf16_matmul,
             WeightFormat::Float(_) => self.float_matmul,
             WeightFormat::Quant(..) => self.quant_matmul,
         }

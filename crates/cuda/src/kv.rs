@@ -1,0 +1,65 @@
+//! K/V pages of all caching layers, bf16: `[page][kv_heads][64][head_dim]`, keys and values apart.
+
+use mlxcel_compute::{ComputeError, KvGroup, KvShape};
+
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::memory::Held;
+use crate::ops::attend::AttendKernels;
+
+/// Positions of a page.
+pub const PAGE_LEN: usize = 64;
+
+/// One layer's pages.
+pub struct LayerPages {
+    pub(crate) shape: KvShape,
+    pub(crate) keys: u64,
+    pub(crate) values: u64,
+    pub(crate) kernels: AttendKernels,
+}
+
+/// The pages of all layers.
+pub struct CudaKv {
+    pub(crate) groups: Vec<Vec<LayerPages>>,
+    _memory: Vec<Held>,
+}
+
+/// Bytes of one page of one layer's keys, or of its values.
+fn half_page(shape: &KvShape) -> usize {
+    shape.kv_heads * shape.head_dim * PAGE_LEN * 2
+}
+
+/// Bytes of one page of a group, all its layers.
+pub fn page_bytes(group: &KvGroup) -> usize {
+    group.layers.iter().map(|l| 2 * half_page(l)).sum()
+}
+
+impl CudaKv {
+    /// Reserves `pages[g]` pages for each group.
+    ///
+    /// # Errors
+    /// A device without room; a head width no kernel takes.
+    pub fn new(ctx: &Context, layout: &[KvGroup], pages: &[usize]) -> Result<Self, ComputeError> {
+        let mut memory = Vec::new();
+        let mut groups = Vec::new();
+        for (group, pages) in layout.iter().zip(pages) {
+            let held = ctx.held(pages * page_bytes(group), "the KV cache").map_err(device)?;
+            let mut at = held.address();
+            let mut layers = Vec::new();
+            for shape in &group.layers {
+                let bytes = (pages * half_page(shape)) as u64;
+                let kernels = AttendKernels::new(ctx, shape.head_dim).map_err(device)?;
+                layers.push(LayerPages { shape: *shape, keys: at, values: at + bytes, kernels });
+                at += 2 * bytes;
+            }
+            memory.push(held);
+            groups.push(layers);
+        }
+        Ok(CudaKv { groups, _memory: memory })
+    }
+}
+
+/// A device's fault as a backend reports it.
+pub(crate) fn device(error: CudaError) -> ComputeError {
+    ComputeError::Weight { name: "KV cache".into(), reason: error.to_string() }
+}

@@ -1,0 +1,59 @@
+//! Norms and elementwise operations.
+
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::module::{Function, ROWS, Unit};
+
+/// The kernels of `rows.cu`.
+pub struct RowKernels {
+    pub(crate) rms_norm: Function,
+    pub(crate) add_rms_norm: Function,
+    pub(crate) add: Function,
+    pub(crate) add_gated: Function,
+    pub(crate) add_vector: Function,
+    pub(crate) scale: Function,
+    pub(crate) softcap: Function,
+    pub(crate) activate_mul: Function,
+    pub(crate) columns: Function,
+    pub(crate) copy: Function,
+    pub(crate) gather: Function,
+    pub(crate) put_rows: Function,
+    pub(crate) rope_angles: Function,
+    pub(crate) rope: Function,
+}
+
+impl RowKernels {
+    /// Finds them.
+    ///
+    /// # Errors
+    /// When they cannot be compiled or loaded.
+    pub fn new(ctx: &Context) -> Result<Self, CudaError> {
+        let unit = Unit::new(ROWS, &[]);
+        let get = |name| ctx.function(&unit, name, 0);
+        Ok(RowKernels {
+            rms_norm: get("rms_norm")?,
+            add_rms_norm: get("add_rms_norm")?,
+            add: get("add")?,
+            add_gated: get("add_gated")?,
+            add_vector: get("add_vector")?,
+            scale: get("scale")?,
+            softcap: get("softcap")?,
+            activate_mul: get("activate_mul")?,
+            columns: get("columns")?,
+            copy: get("copy")?,
+            gather: get("gather")?,
+            put_rows: get("put_rows")?,
+            rope_angles: get("rope_angles")?,
+            rope: get("rope")?,
+        })
+    }
+}
+
+/// Threads that norm `width` values: a function of the width alone, since it decides the order of the sum.
+pub fn norm_threads(width: usize) -> usize {
+    match width {
+        0..=128 => 32,
+        129..=1024 => 128,
+        _ => 512,
+    }
+}
