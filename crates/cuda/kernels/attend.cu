@@ -197,9 +197,12 @@ EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u1
     }
 }
 
-// Folds the partial results of a tile: block x is a tile, y a K/V head.
-EXPORT __launch_bounds__(BLOCK) attend_fold(const u32 *positions, const Tile *tiles, const float *partials, float *out, u32 heads, u32 kv_heads, u32 window) {
+// Folds the partial results of a tile: block x is a tile, y a K/V head. With `prepared`, what comes out is also stored as the tensor
+// cores read it, for blocks of 8 NT rows: a head is then a whole number of groups of 128.
+EXPORT __launch_bounds__(BLOCK) attend_fold(const u32 *positions, const Tile *tiles, const float *partials, float *out, u32 heads, u32 kv_heads, u32 window,
+                                            uint4 *prepared, float *sums, u32 nt) {
     __shared__ Limits limits;
+    __shared__ float values[M * D];
     const u32 head = blockIdx.y, share = heads / kv_heads;
     const Tile tile = tiles[blockIdx.x];
     limits_of(limits, tile, positions, share, window);
@@ -218,7 +221,24 @@ EXPORT __launch_bounds__(BLOCK) attend_fold(const u32 *positions, const Tile *ti
                 most = f.max, sum = f.sum, value = folded(value, f.keep, own[d], f.take);
             }
         }
+        values[e] = value / sum;
         out[((u64)(tile.first_row + index / share) * heads + head * share + index % share) * D + d] = value / sum;
+    }
+    if (D % 128 != 0 || !prepared) return;
+    __syncthreads();
+    constexpr int FOURS = D / 16;  // lanes that store a head
+    const u32 supers = (heads * D + 255) / 256;
+    for (int e = threadIdx.x; e / 32 * 32 < tile.count * FOURS; e += BLOCK) {
+        const bool active = e < tile.count * FOURS;
+        const u32 m = active ? e / FOURS : 0, group = e % FOURS / 4, t = e % 4, index = tile.from + m;
+        float v[4][4];
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            const float4 four = *(const float4 *)&values[m * D + group * 64 + s * 16 + t * 4];
+            v[s][0] = four.x, v[s][1] = four.y, v[s][2] = four.z, v[s][3] = four.w;
+        }
+        const u32 row = tile.first_row + index / share, at = (head * share + index % share) * (D / 64) + group;
+        store_prepared(v, prepared, sums, row, at, supers, nt, t, active);
     }
 }
 

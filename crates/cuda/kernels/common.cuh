@@ -50,3 +50,37 @@ __device__ __forceinline__ float activate(int kind, float x) {
     }
     return kind == 1 ? x / (expf(-x) + 1.f) : sigmoid(x);
 }
+
+// Rows as the tensor cores read them (linear.cu): rounded to bf16, in blocks of 8 NT rows, with the sums of their groups. x is
+// [block][64 inputs][NT][2][32] of 16 bytes, sums [block] of three arrays for groups of 32, 64 and 128, each [group][8 NT].
+//
+// Lane t of four stores its part of 64 inputs of one row: v[s][p] is input 16 s + 4 t + p. All lanes of a warp come here, in fours; the fours
+// of neighbouring groups are neighbours, so that the sums of 128 meet.
+__device__ __forceinline__ void store_prepared(const float v[4][4], uint4 *x, float *sums, u32 row, u32 group, u32 supers, u32 nt, u32 t, bool active) {
+    const u32 block = row / 8 / nt, n = row / 8 % nt, column = row % (8 * nt), width = 8 * nt;
+    u32 words[8];
+    float half[2];
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        words[2 * s] = pack_bf16(v[s][0], v[s][1]);
+        words[2 * s + 1] = pack_bf16(v[s][2], v[s][3]);
+        const float low = bf16_value(words[2 * s] & 0xffff) + bf16_value(words[2 * s] >> 16);
+        const float high = bf16_value(words[2 * s + 1] & 0xffff) + bf16_value(words[2 * s + 1] >> 16);
+        half[s / 2] = s % 2 ? half[s / 2] + (low + high) : low + high;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        half[h] += __shfl_xor_sync(~0u, half[h], 1);
+        half[h] += __shfl_xor_sync(~0u, half[h], 2);
+    }
+    const float whole = half[0] + half[1], both = whole + __shfl_xor_sync(~0u, whole, 4);
+    if (!active) return;
+    uint4 *to = x + (((u64)block * supers * 4 + group) * nt + n) * 64 + row % 8 * 4 + t;
+    to[0] = make_uint4(words[0], words[1], words[2], words[3]);
+    to[32] = make_uint4(words[4], words[5], words[6], words[7]);
+    float *own = sums + (u64)block * supers * 14 * width + column;
+    if (t == 0) own[2 * group * width] = half[0];
+    if (t == 1) own[(2 * group + 1) * width] = half[1];
+    if (t == 2) own[(supers * 8 + group) * width] = whole;
+    if (t == 3 && group % 2 == 0) own[(supers * 12 + group / 2) * width] = both;
+}

@@ -101,7 +101,7 @@ __device__ __forceinline__ float bias_of(const Super &s, int half, int group) {
     return SCALE32 ? __uint_as_float(s.scales[half][2 * group + 1]) : __uint_as_float(s.scales[half][group] & 0xffff0000u);
 }
 
-// One superblock. x: [4][NT][2][32] of 16 bytes, two steps of a lane each; sums: [GROUPS][8 NT], both from `prepare`.
+// One superblock. x: [4][NT][2][32] of 16 bytes, two steps of a lane each; sums: [GROUPS][8 NT], as `store_prepared` leaves them.
 template <int NT> __device__ __forceinline__ void multiply(const Super &w, const uint4 *x, const float2 *sums, float acc[NT][4]) {
     float d[NT][4] = {};
 #pragma unroll
@@ -207,47 +207,6 @@ EXPORT __launch_bounds__(SLICES * 32) linear_pairs(const char *w, const u32 *exp
         output += blockIdx.x * TILE;
         if (r == row % 8 && output < outputs) out[output] = v;
     });
-}
-
-// Rounds rows to bf16 and stores them as `multiply` reads them, in blocks of 8 NT rows, with the sums of their groups. Block x is a
-// superblock, y eight rows; what lies beyond the rows or the inputs is zero.
-EXPORT prepare(const float *x, uint4 *out, float *sums, u32 inputs, u32 rows, u32 nt) {
-    __shared__ float pairs[4][8];
-    const u32 supers = gridDim.x, super = blockIdx.x, block = blockIdx.y / nt, n = blockIdx.y % nt;
-    const int lane = threadIdx.x % 32, q = threadIdx.x / 32, t = lane % 4;
-    const u32 row = blockIdx.y * 8 + lane / 4;
-    u32 words[8];
-    float half[2];
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        float v[4];
-        const u32 k = super * SUPER + q * 64 + s * 16 + t * 4;
-#pragma unroll
-        for (int p = 0; p < 4; p++) v[p] = row < rows && k + p < inputs ? x[(u64)row * inputs + k + p] : 0.f;
-        words[2 * s] = pack_bf16(v[0], v[1]);
-        words[2 * s + 1] = pack_bf16(v[2], v[3]);
-        const float low = bf16_value(words[2 * s] & 0xffff) + bf16_value(words[2 * s] >> 16);
-        const float high = bf16_value(words[2 * s + 1] & 0xffff) + bf16_value(words[2 * s + 1] >> 16);
-        half[s / 2] = s % 2 ? half[s / 2] + (low + high) : low + high;
-    }
-    uint4 *to = out + ((u64)(block * supers + super) * 4 + q) * nt * 64 + n * 64 + lane;
-    to[0] = make_uint4(words[0], words[1], words[2], words[3]);
-    to[32] = make_uint4(words[4], words[5], words[6], words[7]);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        half[h] += __shfl_xor_sync(~0u, half[h], 1);
-        half[h] += __shfl_xor_sync(~0u, half[h], 2);
-    }
-    const u32 width = 8 * nt, column = n * 8 + lane / 4;
-    float *own = sums + (u64)block * supers * 14 * width;
-    if (t == 0) {
-        own[(super * 8 + q * 2) * width + column] = half[0];
-        own[(super * 8 + q * 2 + 1) * width + column] = half[1];
-        own[supers * 8 * width + (super * 4 + q) * width + column] = half[0] + half[1];
-        pairs[q][lane / 4] = half[0] + half[1];
-    }
-    __syncthreads();
-    if (t == 0 && q % 2 == 0) own[supers * 12 * width + (super * 2 + q / 2) * width + column] = pairs[q][lane / 4] + pairs[q + 1][lane / 4];
 }
 
 // From here on: single values. Bit stream of a row in the file, `code` of `bits` bits.

@@ -3,6 +3,7 @@
 // Sum of squares of `width` values by the whole block: thread i takes i, i + threads, ... in order; lanes by halves; warps in order.
 __device__ float block_squares(const float *x, int width) {
     __shared__ float warps[32];
+    __syncthreads();  // it may have been used before
     float sum = 0.f;
     for (int i = threadIdx.x; i < width; i += blockDim.x) sum = fmaf(x[i], x[i], sum);
     sum = warp_sum(sum);
@@ -20,7 +21,7 @@ __device__ __forceinline__ float inverse_rms(float squares, int width, float eps
     return fmaf(mean, 0.f, 1.f / sqrtf(mean + eps));
 }
 
-// One block a row or head. `weight` may be null.
+// A row's or head's norm; `weight` may be null. One block each.
 EXPORT rms_norm(const float *x, const float *weight, float *out, u32 width, float eps) {
     x += (u64)blockIdx.x * width;
     out += (u64)blockIdx.x * width;
@@ -31,12 +32,124 @@ EXPORT rms_norm(const float *x, const float *weight, float *out, u32 width, floa
     }
 }
 
-EXPORT add_rms_norm(float *residual, const float *y, const float *weight, u32 width, float eps, float scale) {
-    residual += (u64)blockIdx.x * width;
-    y += (u64)blockIdx.x * width;
-    const float factor = inverse_rms(block_squares(y, width), width, eps);
-    for (int i = threadIdx.x; i < width; i += blockDim.x)
-        residual[i] = (residual[i] + y[i] * factor * weight[i]) * scale;
+// What stands between the matrices of a decoder, in one launch; null pointers leave parts out. One block a row:
+// x = (x + norm(y, w1)) scale; out = norm(x, w2); out as the tensor cores read it.
+EXPORT norms(float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, uint4 *prepared, float *sums, u32 width, u32 nt) {
+    extern __shared__ float row[];
+    const u32 r = blockIdx.x, threads = blockDim.x;
+    x += (u64)r * width;
+    if (y) {
+        y += (u64)r * width;
+        for (u32 i = threadIdx.x; i < width; i += threads) row[i] = y[i];
+        const float factor = inverse_rms(block_squares(row, width), width, eps1);
+        for (u32 i = threadIdx.x; i < width; i += threads) {
+            const float v = (x[i] + row[i] * factor * w1[i]) * scale;
+            x[i] = v;
+            row[i] = v;
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += threads) row[i] = x[i];
+    }
+    if (!out) return;
+    out += (u64)r * width;
+    const float factor = inverse_rms(block_squares(row, width), width, eps2);
+    for (u32 i = threadIdx.x; i < width; i += threads) {
+        const float v = row[i] * factor, w = w2 ? v * w2[i] : v;
+        out[i] = w;
+        row[i] = w;
+    }
+    if (!prepared) return;
+    const u32 supers = (width + 255) / 256;
+    for (u32 i = width + threadIdx.x; i < supers * 256; i += threads) row[i] = 0.f;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i / 32 * 32 < supers * 16; i += threads) {
+        const bool active = i < supers * 16;
+        const u32 group = i / 4, t = i % 4;
+        float v[4][4];
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            const float4 four = active ? *(const float4 *)&row[group * 64 + s * 16 + t * 4] : make_float4(0.f, 0.f, 0.f, 0.f);
+            v[s][0] = four.x, v[s][1] = four.y, v[s][2] = four.z, v[s][3] = four.w;
+        }
+        store_prepared(v, prepared, sums, r, group, supers, nt, t, active);
+    }
+}
+
+// Rows for the tensor cores. y is a row, x four lanes for each 64 inputs. With `gate`: out = x = activation(x) * y first.
+template <bool GATE> __device__ __forceinline__ void prepare_row(float *x, const float *y, u32 kind, uint4 *prepared, float *sums, u32 inputs, u32 nt) {
+    const u32 row = blockIdx.y, supers = (inputs + 255) / 256, i = blockIdx.x * blockDim.x + threadIdx.x, group = i / 4, t = i % 4;
+    const bool active = i < supers * 16;
+    float v[4][4];
+    x += (u64)row * inputs;
+    y += (u64)row * inputs;
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        const u32 k = group * 64 + s * 16 + t * 4;
+        if (active && k + 4 <= inputs && inputs % 4 == 0) {
+            const float4 four = *(const float4 *)(x + k);
+            v[s][0] = four.x, v[s][1] = four.y, v[s][2] = four.z, v[s][3] = four.w;
+            if (GATE) {
+                const float4 other = *(const float4 *)(y + k);
+                v[s][0] = activate(kind, v[s][0]) * other.x, v[s][1] = activate(kind, v[s][1]) * other.y;
+                v[s][2] = activate(kind, v[s][2]) * other.z, v[s][3] = activate(kind, v[s][3]) * other.w;
+                *(float4 *)(x + k) = make_float4(v[s][0], v[s][1], v[s][2], v[s][3]);
+            }
+            continue;
+        }
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            v[s][p] = 0.f;
+            if (!active || k + p >= inputs) continue;
+            v[s][p] = x[k + p];
+            if (GATE) x[k + p] = v[s][p] = activate(kind, v[s][p]) * y[k + p];
+        }
+    }
+    store_prepared(v, prepared, sums, row, group, supers, nt, t, active);
+}
+
+EXPORT prepare(float *x, uint4 *prepared, float *sums, u32 inputs, u32 nt) { prepare_row<false>(x, x, 0, prepared, sums, inputs, nt); }
+
+EXPORT gate_prepare(float *x, u32 kind, const float *y, uint4 *prepared, float *sums, u32 inputs, u32 nt) { prepare_row<true>(x, y, kind, prepared, sums, inputs, nt); }
+
+// What is done to the heads of q, k and v after their matrices, in one launch: up to three jobs, each a norm, a rotation, a place in
+// the pages, or some of these. Block x is a row, y a head of one of the jobs; the norm's threads are those of `rms_norm` at this width.
+constexpr u32 NORM = 1, ROTATE = 2, APPEND = 4;
+
+EXPORT heads(const float *x0, const float *x1, const float *x2, float *out0, float *out1, float *out2, const float *w0, const float *w1, const float *w2,
+             u16 *pages0, u16 *pages1, u16 *pages2, u32 heads0, u32 heads1, u32 heads2, u32 what, const float *angles, const u32 *slots, u32 dim, u32 count, float eps) {
+    __shared__ float values[512];
+    u32 head = blockIdx.y, job = 0;
+    const u32 heads[3] = {heads0, heads1, heads2};
+    while (job < 2 && head >= heads[job]) head -= heads[job++];
+    const float *x = job == 0 ? x0 : job == 1 ? x1 : x2, *weight = job == 0 ? w0 : job == 1 ? w1 : w2;
+    float *out = job == 0 ? out0 : job == 1 ? out1 : out2;
+    u16 *pages = job == 0 ? pages0 : job == 1 ? pages1 : pages2;
+    const u32 todo = what >> 4 * job;
+    const u64 row = blockIdx.x, at = (row * heads[job] + head) * dim;
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) values[i] = x[at + i];
+    if (todo & NORM) {
+        const float factor = inverse_rms(block_squares(values, dim), dim, eps);
+        for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+            const float v = values[i] * factor;
+            values[i] = weight ? v * weight[i] : v;
+        }
+    }
+    if (todo & ROTATE) {
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
+            const float c = angles[row * 2 * count + i], s = angles[row * 2 * count + count + i], a = values[i], b = values[i + count];
+            values[i] = fmaf(a, c, -(b * s));
+            values[i + count] = fmaf(b, c, a * s);
+        }
+        __syncthreads();
+    }
+    if (todo & (NORM | ROTATE))
+        for (u32 i = threadIdx.x; i < dim; i += blockDim.x) out[at + i] = values[i];
+    if (todo & APPEND) {
+        const u32 slot = slots[row];
+        u16 *to = pages + (((u64)(slot / 64) * heads[job] + head) * 64 + slot % 64) * dim;
+        for (u32 i = threadIdx.x; i < dim; i += blockDim.x) to[i] = to_bf16(values[i]);
+    }
 }
 
 // The kernels below take one value a thread: block x is a stretch of 256 of them, y the row where rows matter.

@@ -12,9 +12,10 @@ use crate::buffer::{CudaBuffer, CudaVector};
 use crate::context::{Context, Shape};
 use crate::error::CudaError;
 use crate::kv::{self, CudaKv, PAGE_LEN};
-use crate::ops::linear::{self, CudaWeight, activate_mul};
+use crate::ops::fuse;
+use crate::ops::linear::{self, CudaWeight};
 use crate::ops::moe::{self, MoeKernels};
-use crate::ops::rows::{RowKernels, norm_threads};
+use crate::ops::rows::RowKernels;
 use crate::ops::{attend, recurrent};
 use crate::state::{self, CudaSnapshot, CudaState};
 
@@ -184,14 +185,12 @@ impl Backend for CudaBackend {
 
     fn rms_norm(&self, x: &CudaBuffer, width: usize, weight: Option<&CudaVector>, eps: f32, out: &mut CudaBuffer) {
         let weight = weight.map_or(0, CudaVector::address);
-        let shape = Shape::new(x.len() / width, 1, norm_threads(width));
-        self.ctx.launch(self.rows.rms_norm, shape, &args![x.address(), weight, out.address(), width, eps]);
+        fuse::rms_norm(&self.ctx, &self.rows, x.address(), (x.rows, x.width), width, weight, eps, out.address());
     }
 
     fn add_rms_norm(&self, residual: &mut CudaBuffer, y: &CudaBuffer, weight: &CudaVector, eps: f32, scale: f32) {
-        let shape = Shape::new(y.rows, 1, norm_threads(y.width));
-        let args = args![residual.address(), y.address(), weight.address(), y.width, eps, scale];
-        self.ctx.launch(self.rows.add_rms_norm, shape, &args);
+        let (x, y_at, shape) = (residual.address(), y.address(), (y.rows, y.width));
+        fuse::add_rms_norm(&self.ctx, &self.rows, x, y_at, weight.address(), shape, eps, scale);
     }
 
     fn add(&self, x: &mut CudaBuffer, y: &CudaBuffer, scale: f32) {
@@ -222,18 +221,18 @@ impl Backend for CudaBackend {
 
     fn linear(&self, x: &CudaBuffer, weights: &[&CudaWeight], outs: &mut [&mut CudaBuffer]) {
         let outs: Vec<u64> = outs.iter().map(|o| o.address()).collect();
-        linear::linear(&self.ctx, x, weights, &outs);
+        linear::linear(&self.ctx, &self.rows, x, weights, &outs);
     }
 
     fn gated(&self, x: &CudaBuffer, gate: &CudaWeight, up: &CudaWeight, act: Activation, out: &mut CudaBuffer) {
         let beside = self.buffer(out.rows, out.width);
-        linear::linear(&self.ctx, x, &[gate, up], &[out.address(), beside.address()]);
+        linear::linear(&self.ctx, &self.rows, x, &[gate, up], &[out.address(), beside.address()]);
         let shape = (out.rows, out.width);
-        activate_mul(&self.ctx, &self.rows, out.address(), act, beside.address(), 0, shape, out.width);
+        fuse::activate_mul(&self.ctx, &self.rows, out.address(), act, beside.address(), 0, shape, out.width);
     }
 
     fn activate_mul(&self, x: &mut CudaBuffer, act: Activation, y: &CudaBuffer, column: usize) {
-        activate_mul(&self.ctx, &self.rows, x.address(), act, y.address(), column, (x.rows, x.width), y.width);
+        fuse::activate_mul(&self.ctx, &self.rows, x.address(), act, y.address(), column, (x.rows, x.width), y.width);
     }
 
     fn softcap(&self, x: &mut CudaBuffer, cap: f32) {
@@ -241,10 +240,8 @@ impl Backend for CudaBackend {
     }
 
     fn rope(&self, x: &mut CudaBuffer, head_dim: usize, angles: &CudaBuffer) {
-        let count = angles.width / 2;
-        let pairs = x.rows * (x.width / head_dim) * count;
-        let args = args![x.address(), angles.address(), head_dim, count, x.width, pairs as u64];
-        self.ctx.launch(self.rows.rope, Shape::each(pairs), &args);
+        let shape = (x.rows, x.width);
+        fuse::rope(&self.ctx, &self.rows, x.address(), shape, head_dim, angles.address(), angles.width / 2);
     }
 
     fn rope_angles(&self, positions: &[u32], axes: usize, axis: &[u8], frequencies: &CudaVector) -> CudaBuffer {
@@ -304,16 +301,13 @@ impl Backend for CudaBackend {
         gates: &DeltaGates<'_, Self>,
         out: &mut CudaBuffer,
     ) {
-        recurrent::gated_delta(
-            &self.ctx,
-            state,
-            layer,
-            qkv.address(),
-            a.address(),
-            b.address(),
-            gates.rate.address(),
-            gates.dt_bias.address(),
-            out.address(),
-        );
+        let operands = recurrent::Operands {
+            qkv: qkv.address(),
+            a: a.address(),
+            b: b.address(),
+            rate: gates.rate.address(),
+            dt_bias: gates.dt_bias.address(),
+        };
+        recurrent::gated_delta(&self.ctx, state, layer, operands, out.address());
     }
 }

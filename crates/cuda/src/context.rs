@@ -4,13 +4,14 @@
 //! nothing is launched any more and everything read is NaN, which no answer is made of.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
 use crate::error::CudaError;
 use crate::memory::{Arena, Block, Held};
 use crate::module::{Function, Modules, Unit};
-use crate::queue::{Queue, Sent};
+use crate::queue::{Launch, Queue, Sent};
 
 /// Everything operations need of a device.
 pub struct Context {
@@ -20,6 +21,7 @@ pub struct Context {
     pub arena: Arc<Arena>,
     modules: Modules,
     queue: Mutex<Queue>,
+    fuse: AtomicBool,
 }
 
 /// A grid, the threads of a block, and the bytes of shared memory it is given at launch.
@@ -55,7 +57,7 @@ impl Context {
         let arena = Arena::new(Arc::clone(&device));
         let modules = Modules::new(Arc::clone(&device), cache);
         let queue = Mutex::new(Queue::new()?);
-        Ok(Arc::new(Context { device, arena, modules, queue }))
+        Ok(Arc::new(Context { device, arena, modules, queue, fuse: AtomicBool::new(true) }))
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -127,6 +129,20 @@ impl Context {
         self.queue().flush(&self.device)
     }
 
+    /// Memory for a while that none of `used` lies in: for an output that is added to a kernel queued before, whose own operands
+    /// may have been given back since.
+    pub fn block_apart(&self, bytes: usize, used: &[u64]) -> Block {
+        let mut unfit = Vec::new();
+        loop {
+            let block = self.block(bytes);
+            let inside = |a: &u64| (block.address()..block.address() + block.bytes() as u64).contains(a);
+            if block.address() == 0 || !used.iter().any(inside) {
+                return block;
+            }
+            unfit.push(block);
+        }
+    }
+
     /// Begins an operation that brings host data of `bytes` in all.
     pub fn operation(&self, bytes: usize) -> Operation<'_> {
         let mut queue = self.queue();
@@ -135,7 +151,7 @@ impl Context {
         {
             self.device.fail(error);
         }
-        Operation { queue }
+        Operation { queue, fuse: self.fuse.load(Ordering::Relaxed) }
     }
 
     /// One launch that brings no host data.
@@ -146,7 +162,9 @@ impl Context {
     /// Brings values back; NaN from a device that failed.
     pub fn read(&self, address: u64, out: &mut [f32]) {
         if self.failure().is_none() {
-            match self.queue().read(&self.device, address, bytemuck::cast_slice_mut(out)) {
+            let came = self.queue().read(&self.device, address, bytemuck::cast_slice_mut(out));
+            self.arena.settle();
+            match came {
                 Ok(()) => return,
                 Err(error) => self.device.fail(error),
             }
@@ -167,6 +185,11 @@ impl Context {
         self.queue().use_graphs = on;
     }
 
+    /// Whether operations that follow each other share launches where they can. They do unless switched off, to compare.
+    pub fn use_fusion(&self, on: bool) {
+        self.fuse.store(on, Ordering::Relaxed);
+    }
+
     /// What was sent off so far.
     pub fn sent(&self) -> Sent {
         self.queue().sent
@@ -176,6 +199,7 @@ impl Context {
 /// An operation under way: until it is dropped nothing is sent off, so that the host data it brought stays in place.
 pub struct Operation<'a> {
     queue: MutexGuard<'a, Queue>,
+    fuse: bool,
 }
 
 impl Operation<'_> {
@@ -186,7 +210,24 @@ impl Operation<'_> {
 
     /// Queues a kernel.
     pub fn launch(&mut self, function: Function, shape: Shape, args: &[u64]) {
-        self.queue.push(function, shape.grid, shape.block, shape.shared, args);
+        self.launch_as(0, function, shape, args);
+    }
+
+    /// Queues a kernel that later operations may recognise by its tag, and take further.
+    pub fn launch_as(&mut self, tag: u32, function: Function, shape: Shape, args: &[u64]) {
+        self.queue.push(Launch::new(tag, function, shape.grid, shape.block, shape.shared, args));
+    }
+
+    /// The kernel queued last, unless it went off: an operation may add its own work to it.
+    pub fn last(&mut self) -> Option<&mut Launch> {
+        if self.fuse { self.queue.last() } else { None }
+    }
+
+    /// Puts a kernel in place of the one queued last.
+    pub fn replace_last(&mut self, tag: u32, function: Function, shape: Shape, args: &[u64]) {
+        if let Some(last) = self.queue.last() {
+            *last = Launch::new(tag, function, shape.grid, shape.block, shape.shared, args);
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! lets a recorded graph run again ([`crate::queue`]). Work is done in the order it was queued, so memory may be handed out
 //! again while what used it has not run yet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
@@ -16,11 +16,15 @@ use crate::error::CudaError;
 const GRAIN: usize = 512;
 /// Small blocks are cut from chunks of this size.
 const CHUNK: usize = 8 << 20;
+/// Blocks given back that are not handed out again yet: operations add outputs to kernels queued before
+/// ([`crate::ops::fuse`]), and those outputs must not lie where such a kernel's operands lay.
+const WAITING: usize = 8;
 
 #[derive(Default)]
 struct Free {
     blocks: BTreeMap<usize, Vec<u64>>,
-    chunk: (u64, usize), // address and bytes left of the chunk small blocks are cut from
+    back: VecDeque<(usize, u64)>, // just given back
+    chunk: (u64, usize),          // address and bytes left of the chunk small blocks are cut from
     chunks: Vec<u64>,
     whole: Vec<(u64, usize)>, // every block that is an allocation of its own
     held: usize,
@@ -54,7 +58,13 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if self.address != 0 {
-            self.arena.lock().blocks.entry(self.bytes).or_default().push(self.address);
+            let mut free = self.arena.lock();
+            free.back.push_back((self.bytes, self.address));
+            if free.back.len() > WAITING
+                && let Some((bytes, address)) = free.back.pop_front()
+            {
+                free.blocks.entry(bytes).or_default().push(address);
+            }
         }
     }
 }
@@ -108,6 +118,15 @@ impl Arena {
         Ok(Block { arena: Arc::clone(self), address, bytes })
     }
 
+    /// Puts what is free in order, so that the same requests get the same addresses in each forward pass. Called when a result
+    /// was read.
+    pub fn settle(&self) {
+        let mut free = self.lock();
+        let Free { blocks, back, .. } = &mut *free;
+        back.drain(..).for_each(|(bytes, address)| blocks.entry(bytes).or_default().push(address));
+        blocks.values_mut().for_each(|list| list.sort_unstable_by(|a, b| b.cmp(a)));
+    }
+
     /// No memory: what a failed device has to give.
     pub fn none(self: &Arc<Self>) -> Block {
         Block { arena: Arc::clone(self), address: 0, bytes: 0 }
@@ -143,6 +162,7 @@ impl Arena {
     /// Gives unused blocks that are allocations of their own back to the device. Nothing may be queued that is not launched yet: it
     /// might name them.
     pub fn trim(&self) {
+        self.settle();
         let mut free = self.lock();
         let Free { blocks, whole, held, .. } = &mut *free;
         whole.retain(|(address, bytes)| {

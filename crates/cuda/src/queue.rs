@@ -14,7 +14,7 @@ use crate::error::CudaError;
 use crate::module::Function;
 
 /// Most arguments of a kernel.
-pub const ARGS: usize = 20;
+pub const ARGS: usize = 24;
 /// Bytes of host data that launches can bring before they must go off; grows when one operation brings more.
 const FEED: usize = 4 << 20;
 /// Launches after which the queue is sent off although nobody asked.
@@ -63,13 +63,51 @@ macro_rules! args {
 
 /// One launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Launch {
+pub struct Launch {
     function: Function,
     grid: [u32; 3],
     block: u32,
     shared: u32,
     count: u32,
     args: [u64; ARGS],
+    tag: u32,
+}
+
+impl Launch {
+    /// Notes a launch; `tag` is for whoever wants to recognise it ([`crate::ops::fuse`]).
+    pub fn new(tag: u32, function: Function, grid: [usize; 3], block: usize, shared: usize, args: &[u64]) -> Self {
+        let mut all = [0; ARGS];
+        all[..args.len()].copy_from_slice(args);
+        let grid = grid.map(|g| g as u32);
+        let (block, shared, count) = (block as u32, shared as u32, args.len() as u32);
+        Launch { function, grid, block, shared, count, args: all, tag }
+    }
+
+    /// Its tag.
+    pub fn tag(&self) -> u32 {
+        self.tag
+    }
+
+    /// Its grid.
+    pub fn grid(&self) -> [usize; 3] {
+        self.grid.map(|g| g as usize)
+    }
+
+    /// Its arguments, to change before it goes off.
+    pub fn args(&mut self) -> &mut [u64] {
+        &mut self.args[..self.count as usize]
+    }
+
+    /// Sets the blocks of its second dimension.
+    pub fn set_grid_y(&mut self, y: usize) {
+        self.grid[1] = y as u32;
+    }
+
+    fn words(&self) -> impl Iterator<Item = u64> {
+        let shape = [self.function.0 as u64, u64::from(self.grid[0]) << 32 | u64::from(self.grid[1])];
+        let rest = u64::from(self.grid[2]) << 32 | u64::from(self.shared);
+        shape.into_iter().chain([rest]).chain(self.args).take(3 + self.count as usize)
+    }
 }
 
 struct Graph {
@@ -119,7 +157,6 @@ impl Drop for Pinned {
 /// Launches waiting, and what was recorded of earlier ones.
 pub struct Queue {
     launches: Vec<Launch>,
-    hash: u64,
     feed: Pinned,
     feed_device: u64,
     fed: usize,
@@ -152,7 +189,6 @@ impl Queue {
         let feed_device = unsafe { result::malloc_sync(FEED) }.map_err(|e| CudaError::call("cuMemAlloc", e))?;
         Ok(Queue {
             launches: Vec::new(),
-            hash: 0,
             feed: Pinned::new(FEED)?,
             feed_device,
             fed: 0,
@@ -168,18 +204,15 @@ impl Queue {
     }
 
     /// Notes a launch down. It goes off later, however many there are: see [`Queue::room`].
-    pub fn push(&mut self, function: Function, grid: [usize; 3], block: usize, shared: usize, args: &[u64]) {
-        let mut all = [0; ARGS];
-        all[..args.len()].copy_from_slice(args);
-        let grid = grid.map(|g| g as u32);
-        if grid.contains(&0) {
-            return;
+    pub fn push(&mut self, launch: Launch) {
+        if !launch.grid.contains(&0) {
+            self.launches.push(launch);
         }
-        let launch =
-            Launch { function, grid, block: block as u32, shared: shared as u32, count: args.len() as u32, args: all };
-        let shape = [function.0 as u64, u64::from(grid[0]) << 32 | u64::from(grid[1]), u64::from(grid[2])];
-        self.hash = shape.iter().chain(args).fold(self.hash, |h, w| mix(h, *w));
-        self.launches.push(launch);
+    }
+
+    /// The launch noted last, if it has not gone off.
+    pub fn last(&mut self) -> Option<&mut Launch> {
+        self.launches.last_mut()
     }
 
     /// Makes room for an operation that brings host data of `bytes` in all: sends off what waits when that is too much. Between
@@ -257,7 +290,7 @@ impl Queue {
         let sent = self.send(device);
         self.launches.clear();
         self.parts.clear();
-        (self.hash, self.fed) = (0, 0);
+        self.fed = 0;
         sent
     }
 
@@ -267,7 +300,8 @@ impl Queue {
             return launch_all(device, &self.launches);
         }
         self.clock += 1;
-        let same = self.graphs.entry(self.hash).or_default();
+        let hash = self.launches.iter().flat_map(Launch::words).fold(0, mix);
+        let same = self.graphs.entry(hash).or_default();
         match same.iter_mut().find(|g| g.launches == self.launches) {
             None => {
                 // Once is no pattern.

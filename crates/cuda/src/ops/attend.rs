@@ -9,6 +9,7 @@ use crate::context::{Context, Shape};
 use crate::error::CudaError;
 use crate::kv::{CudaKv, PAGE_LEN};
 use crate::module::{ATTEND, Function, Unit};
+use crate::ops::fuse;
 
 /// Keys of a block, counted from position 0.
 const KEY_BLOCK: usize = 256;
@@ -145,10 +146,12 @@ pub fn attend(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, q: &CudaB
         ],
     );
     if few {
-        op.launch(
+        fuse::fold(
+            &mut op,
             layer.kernels.fold,
             Shape::new(plan.tiles.len(), kv_heads, KEY_BLOCK),
             &args![positions, tiles, partials_at, out.address(), spec.heads, kv_heads, window],
+            head_dim,
         );
     }
 }
@@ -164,6 +167,11 @@ pub fn append(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, k: &CudaB
     let pairs = k.len() / 2;
     let mut op = ctx.operation(size_of_val(slots.as_slice()));
     let slots = op.feed(&slots);
+    let shape = (layer.shape.kv_heads, layer.shape.head_dim);
+    let (from, to) = ([k.address(), v.address()], [layer.keys, layer.values]);
+    if fuse::append(&mut op, from, to, slots, k.rows, shape) {
+        return;
+    }
     op.launch(
         layer.kernels.append,
         Shape::each(pairs),

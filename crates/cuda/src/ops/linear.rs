@@ -8,14 +8,11 @@ use crate::context::{Context, Shape};
 use crate::error::CudaError;
 use crate::memory::{Block, Held};
 use crate::module::{DENSE, Define, Function, LINEAR, Unit};
+use crate::ops::fuse::{Prepared, SUPER, prepare};
 use crate::ops::rows::RowKernels;
 
-/// Inputs of a superblock.
-const SUPER: usize = 256;
 /// Outputs of a tile.
 const TILE: usize = 16;
-/// Values of the sums of eight rows for each superblock: groups of 32, 64 and 128.
-const SUMS: usize = 14;
 /// Most matrices of one launch.
 const TOGETHER: usize = 3;
 
@@ -25,7 +22,6 @@ enum Form {
     /// Tiles for the tensor cores.
     Tiles {
         narrow: [Function; 4], // for blocks of 8, 16, 32, 64 rows
-        prepare: Function,
     },
     /// Row by row, f32 or f16.
     Rows { linear: Function },
@@ -210,10 +206,7 @@ impl CudaWeight {
         let get = |name| ctx.function(&unit, name, 0);
         let held = ctx.held(device_bytes(weight), &weight.name)?;
         let form = match defines(weight.format) {
-            Some(_) => Form::Tiles {
-                narrow: [get("narrow_1")?, get("narrow_2")?, get("narrow_4")?, get("narrow_8")?],
-                prepare: get("prepare")?,
-            },
+            Some(_) => Form::Tiles { narrow: [get("narrow_1")?, get("narrow_2")?, get("narrow_4")?, get("narrow_8")?] },
             None => Form::Rows { linear: get("linear")? },
         };
         let repack = get("repack")?;
@@ -266,31 +259,6 @@ impl CudaWeight {
     }
 }
 
-/// Rows as the tensor cores read them: rounded to bf16, with the sums of their groups.
-struct Prepared {
-    x: Block,
-    sums: Block,
-    blocks: usize, // of rows
-    size: usize,   // index of their size: 8, 16, 32, 64
-}
-
-fn prepare(ctx: &Context, function: Function, x: u64, inputs: usize, rows: usize, size: usize) -> Prepared {
-    let (supers, tiles) = (inputs.div_ceil(SUPER), 1 << size);
-    let blocks = rows.div_ceil(8 * tiles);
-    let prepared = Prepared {
-        x: ctx.block(blocks * tiles * supers * SUPER * 8 * 2),
-        sums: ctx.block(blocks * tiles * supers * SUMS * 8 * 4),
-        blocks,
-        size,
-    };
-    ctx.launch(
-        function,
-        Shape::new(supers, blocks * tiles, 128),
-        &args![x, prepared.x.address(), prepared.sums.address(), inputs, rows, tiles],
-    );
-    prepared
-}
-
 /// Which size of blocks rows go in. Any would give the same bits.
 fn block_size(rows: usize) -> usize {
     match rows {
@@ -302,7 +270,7 @@ fn block_size(rows: usize) -> usize {
 }
 
 /// `outs[i] = x @ weights[i]^T`, `x` `[rows, inputs]`.
-pub fn linear(ctx: &Context, x: &CudaBuffer, weights: &[&CudaWeight], outs: &[u64]) {
+pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWeight], outs: &[u64]) {
     let mut prepared: Option<Prepared> = None;
     let mut at = 0;
     while at < weights.len() {
@@ -316,10 +284,9 @@ pub fn linear(ctx: &Context, x: &CudaBuffer, weights: &[&CudaWeight], outs: &[u6
                 );
                 at += 1;
             }
-            Form::Tiles { narrow, prepare: function } => {
-                let input = prepared.get_or_insert_with(|| {
-                    prepare(ctx, function, x.address(), first.inputs, x.rows, block_size(x.rows))
-                });
+            Form::Tiles { narrow } => {
+                let input = prepared
+                    .get_or_insert_with(|| prepare(ctx, k, x.address(), first.inputs, x.rows, block_size(x.rows)));
                 // Matrices of one format that follow each other share a launch.
                 let same = weights[at..].iter().take(TOGETHER).take_while(|w| w.form == first.form).count();
                 let (mut w, mut y, mut o) = ([0u64; TOGETHER], [0u64; TOGETHER], [0usize; TOGETHER]);
@@ -362,29 +329,10 @@ pub fn activation(act: Activation) -> u32 {
     }
 }
 
-/// `x = activation(x) * y[:, column..]`, `x` `[rows, width]`, `y` `[rows, y_width]`.
-#[allow(clippy::too_many_arguments, reason = "two matrices, and which part of the second")]
-pub fn activate_mul(
-    ctx: &Context,
-    kernels: &RowKernels,
-    x: u64,
-    act: Activation,
-    y: u64,
-    column: usize,
-    shape: (usize, usize),
-    y_width: usize,
-) {
-    let values = shape.0 * shape.1;
-    ctx.launch(
-        kernels.activate_mul,
-        Shape::each(values),
-        &args![x, activation(act), y, column, shape.1, y_width, values as u64],
-    );
-}
-
 /// Matrices of stacks, one for each pair of a row and a rank: `y[pair] = x[pair / share] @ weight[experts[pair]]^T`.
 pub struct Pairs<'a> {
     ctx: &'a Context,
+    kernels: &'a RowKernels,
     experts: u64,
     count: usize,
     share: usize,
@@ -395,21 +343,21 @@ pub struct Pairs<'a> {
 
 impl<'a> Pairs<'a> {
     /// `x` `[rows, inputs]` for `count` pairs, `share` of which follow each other for one row.
-    pub fn new(ctx: &'a Context, experts: u64, count: usize, share: usize, x: u64) -> Self {
-        Pairs { ctx, experts, count, share, x, rows: count / share, prepared: None }
+    pub fn new(ctx: &'a Context, kernels: &'a RowKernels, experts: u64, count: usize, share: usize, x: u64) -> Self {
+        Pairs { ctx, kernels, experts, count, share, x, rows: count / share, prepared: None }
     }
 
     /// The products of one stack, `[count, outputs]`.
     pub fn linear(&mut self, weight: &CudaWeight, y: u64) {
-        let Pairs { ctx, experts, count, share, x, rows, .. } = *self;
+        let Pairs { ctx, kernels, experts, count, share, x, rows, .. } = *self;
         match weight.form {
             Form::Rows { .. } => ctx.launch(
                 weight.pairs,
                 Shape::new(weight.outputs.div_ceil(8), count, 256),
                 &args![weight.held.address(), experts, x, y, weight.outputs, weight.inputs, share],
             ),
-            Form::Tiles { prepare: function, .. } => {
-                let input = self.prepared.get_or_insert_with(|| prepare(ctx, function, x, weight.inputs, rows, 0));
+            Form::Tiles { .. } => {
+                let input = self.prepared.get_or_insert_with(|| prepare(ctx, kernels, x, weight.inputs, rows, 0));
                 let supers = weight.inputs.div_ceil(SUPER);
                 ctx.launch(
                     weight.pairs,

@@ -7,7 +7,8 @@ use crate::buffer::{CudaBuffer, CudaVector};
 use crate::context::{Context, Shape};
 use crate::error::CudaError;
 use crate::module::{Function, MOE, Unit};
-use crate::ops::linear::{CudaWeight, Pairs, activate_mul};
+use crate::ops::fuse::activate_mul;
+use crate::ops::linear::{CudaWeight, Pairs};
 use crate::ops::rows::RowKernels;
 
 /// Pairs of a row and a rank in one launch; grids are limited to 65,535 in y.
@@ -68,14 +69,14 @@ pub fn apply(
         );
         let width = layer.gate.outputs;
         let (gate, up) = (ctx.block(pairs * width * 4), ctx.block(pairs * width * 4));
-        let mut input = Pairs::new(ctx, chosen.address(), pairs, layer.top_k, at(x));
+        let mut input = Pairs::new(ctx, kernels.1, chosen.address(), pairs, layer.top_k, at(x));
         input.linear(layer.gate, gate.address());
         input.linear(layer.up, up.address());
         let (g, u) = (gate.address(), up.address());
         activate_mul(ctx, kernels.1, g, layer.activation, u, 0, (pairs, width), width);
         let hidden = layer.down.outputs;
         let down = ctx.block(pairs * hidden * 4);
-        Pairs::new(ctx, chosen.address(), pairs, 1, g).linear(layer.down, down.address());
+        Pairs::new(ctx, kernels.1, chosen.address(), pairs, 1, g).linear(layer.down, down.address());
         ctx.launch(
             kernels.0.combine,
             Shape::each(rows * hidden),

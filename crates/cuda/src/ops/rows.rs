@@ -4,10 +4,16 @@ use crate::context::Context;
 use crate::error::CudaError;
 use crate::module::{Function, ROWS, Unit};
 
+/// Widest row of the kernel that joins norms: it holds the row in shared memory.
+pub const WIDEST_NORM: usize = 24_576;
+
 /// The kernels of `rows.cu`.
 pub struct RowKernels {
     pub(crate) rms_norm: Function,
-    pub(crate) add_rms_norm: Function,
+    pub(crate) norms: Function,
+    pub(crate) heads: Function,
+    pub(crate) prepare: Function,
+    pub(crate) gate_prepare: Function,
     pub(crate) add: Function,
     pub(crate) add_gated: Function,
     pub(crate) add_vector: Function,
@@ -32,7 +38,10 @@ impl RowKernels {
         let get = |name| ctx.function(&unit, name, 0);
         Ok(RowKernels {
             rms_norm: get("rms_norm")?,
-            add_rms_norm: get("add_rms_norm")?,
+            norms: ctx.function(&unit, "norms", 4 * WIDEST_NORM)?,
+            heads: get("heads")?,
+            prepare: get("prepare")?,
+            gate_prepare: get("gate_prepare")?,
             add: get("add")?,
             add_gated: get("add_gated")?,
             add_vector: get("add_vector")?,
@@ -54,6 +63,6 @@ pub fn norm_threads(width: usize) -> usize {
     match width {
         0..=128 => 32,
         129..=1024 => 128,
-        _ => 512,
+        _ => 1024,
     }
 }

@@ -1,0 +1,118 @@
+//! Operations that join a launch compute what launches of their own would: a decoder layer both ways, bit for bit.
+
+use mlxcel_compute::conformance::rng::Rng;
+use mlxcel_compute::conformance::weights::{Shape, random_weight};
+use mlxcel_compute::{
+    Activation, Attend, Backend, Batch, DType, KvGroup, KvShape, KvSlot, QuantFormat, WeightFormat, Wanted,
+};
+use mlxcel_cuda::{CudaBackend, CudaOptions};
+
+const HIDDEN: usize = 512;
+const HEADS: usize = 6;
+const KV_HEADS: usize = 2;
+const DIM: usize = 128;
+const INNER: usize = 768;
+
+fn device() -> Option<CudaBackend> {
+    let cache = Some(std::env::temp_dir().join("mlxcel-kernels"));
+    match CudaBackend::open(&CudaOptions { device: 0, cache }) {
+        Ok(backend) => Some(backend),
+        Err(error) => {
+            assert!(std::env::var_os("MLXCEL_NEED_GPU").is_none(), "{error}");
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn weight(b: &CudaBackend, rng: &mut Rng, outputs: usize, inputs: usize) -> <CudaBackend as Backend>::Weight {
+    let format = WeightFormat::Quant(QuantFormat::Affine { bits: 4, group: 64 }, DType::Bf16);
+    let host = random_weight(rng, format, Shape { experts: 1, outputs, inputs }, 0);
+    b.load_weight(host).expect("a format with a kernel")
+}
+
+fn values(rng: &mut Rng, n: usize) -> Vec<f32> {
+    (0..n).map(|_| rng.normal()).collect()
+}
+
+/// One layer of a sandwich-normed decoder over `rows` rows; everything it leaves behind.
+fn layer(b: &CudaBackend, rows: usize, eps: f32, same_eps: bool) -> Vec<Vec<f32>> {
+    let mut rng = Rng::new(7);
+    let (q_width, kv_width) = (HEADS * DIM, KV_HEADS * DIM);
+    let [wq, wk, wv] = [q_width, kv_width, kv_width].map(|o| weight(b, &mut rng, o, HIDDEN));
+    let wo = weight(b, &mut rng, HIDDEN, q_width);
+    let [gate, up] = [INNER, INNER].map(|o| weight(b, &mut rng, o, HIDDEN));
+    let down = weight(b, &mut rng, HIDDEN, INNER);
+    let norms: Vec<_> = (0..4).map(|_| b.load_vector(&values(&mut rng, HIDDEN))).collect();
+    let head_norms: Vec<_> = (0..2).map(|_| b.load_vector(&values(&mut rng, DIM))).collect();
+    let frequencies = b.load_vector(&(0..48).map(|i| 0.9f32.powi(i)).collect::<Vec<_>>());
+    let group = KvGroup { window: None, layers: vec![KvShape { kv_heads: KV_HEADS, head_dim: DIM }] };
+    let mut kv = b.kv_new(&[group], &[8]).expect("memory for a few pages");
+    let mut batch = Batch::new();
+    batch.push(0, 0, &vec![0; rows], &[&[3, 1, 5, 0]], Wanted::All);
+    let slot = KvSlot { group: 0, layer: 0 };
+
+    let mut x = b.buffer(rows, HIDDEN);
+    b.write(&mut x, &values(&mut rng, rows * HIDDEN));
+    let angles = b.rope_angles(batch.positions(), 1, &[], &frequencies);
+    let mut normed = b.buffer(rows, HIDDEN);
+    b.rms_norm(&x, HIDDEN, Some(&norms[0]), eps, &mut normed);
+    let [mut q, mut k, mut v] = [q_width, kv_width, kv_width].map(|w| b.buffer(rows, w));
+    b.linear(&normed, &[&wq, &wk, &wv], &mut [&mut q, &mut k, &mut v]);
+    let mut normed_v = b.buffer(rows, kv_width);
+    b.rms_norm(&v, DIM, None, eps, &mut normed_v);
+    drop(v);
+    let mut normed_k = b.buffer(rows, kv_width);
+    b.rms_norm(&k, DIM, Some(&head_norms[0]), if same_eps { eps } else { 2.0 * eps }, &mut normed_k);
+    drop(k);
+    b.rope(&mut normed_k, DIM, &angles);
+    b.kv_append(&mut kv, slot, &batch, &normed_k, &normed_v);
+    let mut normed_q = b.buffer(rows, q_width);
+    b.rms_norm(&q, DIM, Some(&head_norms[1]), eps, &mut normed_q);
+    drop(q);
+    b.rope(&mut normed_q, DIM, &angles);
+    let mut mixed = b.buffer(rows, q_width);
+    let spec = Attend { heads: HEADS, scale: 0.1, window: None };
+    b.attend(&kv, slot, &batch, &normed_q, spec, &mut mixed);
+    let mut out = b.buffer(rows, HIDDEN);
+    b.linear(&mixed, &[&wo], &mut [&mut out]);
+    b.add_rms_norm(&mut x, &out, &norms[1], eps, 0.7);
+    b.rms_norm(&x, HIDDEN, Some(&norms[2]), eps, &mut normed);
+    let mut inner = b.buffer(rows, INNER);
+    b.gated(&normed, &gate, &up, Activation::GeluTanh, &mut inner);
+    b.linear(&inner, &[&down], &mut [&mut out]);
+    b.add_rms_norm(&mut x, &out, &norms[3], eps, 1.0);
+    [&x, &normed, &normed_k, &normed_v, &normed_q, &mixed, &inner, &out].map(|buffer| b.read(buffer)).to_vec()
+}
+
+fn bits(all: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    all.iter().map(|v| v.iter().map(|v| v.to_bits()).collect()).collect()
+}
+
+#[test]
+fn joined_launches_give_the_same_bits() {
+    let Some(b) = device() else { return };
+    for rows in [1, 3, 8, 16, 33, 100] {
+        for same_eps in [true, false] {
+            let kernels = || b.context().sent().kernels;
+            b.context().use_fusion(false);
+            let before = kernels();
+            let apart = layer(&b, rows, 1e-6, same_eps);
+            let many = kernels() - before;
+            b.context().use_fusion(true);
+            let before = kernels();
+            let joined = layer(&b, rows, 1e-6, same_eps);
+            let few = kernels() - before;
+            // Each of seven matrices is stored by one launch as well.
+            println!("{rows} rows: {} launches, {} joined", many - 7, few - 7);
+            assert!(few + 8 <= many, "{rows} rows: {many} launches, {few} joined");
+            assert!(apart.iter().flatten().all(|v| v.is_finite()));
+            for (i, (a, j)) in bits(&apart).iter().zip(bits(&joined)).enumerate() {
+                assert!(*a == j, "{rows} rows: buffer {i} differs");
+            }
+        }
+    }
+    // The comparison sees a difference where there is one.
+    assert!(bits(&layer(&b, 3, 1e-6, true)) != bits(&layer(&b, 3, 1e-4, true)));
+    assert_eq!(b.context().failure(), None);
+}
