@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
+use mlxcel_compute::conformance::all_formats;
+use mlxcel_compute::format::{DType, QuantFormat, WeightFormat};
 use sha2::{Digest, Sha256};
 
 use crate::device::Device;
@@ -27,10 +29,17 @@ pub struct Source {
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
 
+impl Source {
+    /// A file of this name and text; what every kernel file begins with is put before it.
+    pub const fn new(name: &'static str, text: &'static str) -> Self {
+        Source { name, text }
+    }
+}
+
 macro_rules! sources {
     ($($constant:ident $file:literal)*) => {
         $(#[doc = concat!("kernels/", $file)]
-        pub const $constant: Source = Source { name: $file, text: include_str!(concat!("../kernels/", $file)) };)*
+        pub const $constant: Source = Source::new($file, include_str!(concat!("../kernels/", $file)));)*
     };
 }
 
@@ -111,6 +120,45 @@ impl Unit {
         let hash: String = hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect();
         format!("{}-{arch}-{hash}.cubin", self.source.name.trim_end_matches(".cu"))
     }
+}
+
+/// The definitions under which `linear.cu` multiplies by matrices of a format; `None` for formats that `dense.cu` takes.
+pub fn linear_defines(format: WeightFormat) -> Option<[Define; 4]> {
+    let (kind, bits, group, wide) = match format {
+        WeightFormat::Float(DType::Bf16) => (3, 16, 16, false),
+        WeightFormat::Float(_) => return None,
+        // bf16 scales stay as they are, f16 ones are stored as f32.
+        WeightFormat::Quant(quant @ QuantFormat::Affine { .. }, scales) => {
+            (0, quant.bits(), quant.group(), scales != DType::Bf16)
+        }
+        WeightFormat::Quant(quant @ (QuantFormat::Mxfp4 | QuantFormat::Nvfp4), _) => {
+            (1, quant.bits(), quant.group(), false)
+        }
+        WeightFormat::Quant(quant @ QuantFormat::Mxfp8, _) => (2, quant.bits(), quant.group(), false),
+    };
+    Some([("KIND", kind), ("BITS", bits as i64), ("GROUP", group as i64), ("SCALE32", i64::from(wide))])
+}
+
+/// Head widths that `attend.cu` is compiled for.
+pub const HEAD_DIMS: [usize; 9] = [16, 32, 64, 80, 96, 128, 192, 256, 512];
+/// Key widths that `recurrent.cu` is compiled for.
+pub const KEY_DIMS: [usize; 3] = [16, 64, 128];
+
+/// Every unit that some checkpoint makes a device compile.
+pub fn all_units() -> Vec<Unit> {
+    let one = |source, name, value| Unit::new(source, &[(name, value)]);
+    let mut units = vec![Unit::new(ROWS, &[]), Unit::new(MOE, &[])];
+    units.extend([0, 1].map(|half| one(DENSE, "HALF", half)));
+    for defines in all_formats().into_iter().filter_map(linear_defines) {
+        let unit = Unit::new(LINEAR, &defines);
+        // Formats that differ only in how their scales lie in the file share one.
+        if !units.contains(&unit) {
+            units.push(unit);
+        }
+    }
+    units.extend(HEAD_DIMS.map(|width| one(ATTEND, "HEAD_DIM", width as i64)));
+    units.extend(KEY_DIMS.map(|width| one(RECURRENT, "KEY_DIM", width as i64)));
+    units
 }
 
 fn machine_code(program: nvrtc_sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::NvrtcError> {
@@ -278,6 +326,24 @@ mod tests {
             assert_eq!(kept(&path), None, "byte {at}");
             std::fs::write(&path, &whole[..at]).unwrap();
             assert_eq!(kept(&path), None, "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn units_are_there_once_and_for_every_format() {
+        let units = all_units();
+        let twice: std::collections::HashSet<&Unit> = units.iter().collect();
+        assert_eq!(twice.len(), units.len());
+        for format in all_formats() {
+            let float = matches!(format, WeightFormat::Float(DType::F32 | DType::F16));
+            assert_eq!(linear_defines(format).is_none(), float, "{format}");
+            let known = linear_defines(format).is_none_or(|d| units.contains(&Unit::new(LINEAR, &d)));
+            assert!(known, "{format}");
+        }
+        // 18 affine formats twice, three others, bf16.
+        assert_eq!(units.iter().filter(|u| u.source == LINEAR).count(), 18 * 2 + 3 + 1);
+        for source in [ROWS, DENSE, ATTEND, MOE, RECURRENT] {
+            assert!(units.iter().any(|u| u.source == source), "{}", source.name);
         }
     }
 
