@@ -11,6 +11,7 @@ use mlxcel_compute::format::DType;
 use mlxcel_cpu::Precision;
 use mlxcel_engine::speculate::MAX_BLOCK;
 
+use crate::backend::{BackendArg, Wish};
 use crate::serve::args::ServeArgs;
 use crate::synth::SynthArgs;
 
@@ -131,12 +132,26 @@ pub struct ModelArgs {
     /// Checkpoint directory, a pulled model (OWNER/NAME or NAME), or the name of one under models/ [default: the embedded demo]
     #[arg(short, long, value_name = "PATH", env = "MLXCEL_MODEL", hide_env_values = true)]
     pub model: Option<PathBuf>,
-    /// Worker threads, this one included [default: one per core]
+    /// Where to compute: auto (a CUDA device that can be used, else the processor), cpu or cuda
+    #[arg(long, value_name = "NAME", env = "MLXCEL_BACKEND", hide_env_values = true, default_value = "auto")]
+    pub backend: BackendArg,
+    /// CUDA device by number [default: 0]
+    #[arg(long, value_name = "N", env = "MLXCEL_DEVICE", hide_env_values = true)]
+    pub device: Option<usize>,
+    /// Worker threads of the processor, this one included [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// How activations enter quantised matrices: int8 (fast) or f32 (for parity checks)
+    /// How activations enter quantised matrices on the processor: int8 (fast) or f32 (for parity checks)
     #[arg(long, value_name = "PRECISION", default_value = "int8")]
     pub cpu_precision: PrecisionArg,
+}
+
+impl ModelArgs {
+    /// The backend that is wished for.
+    pub fn wish(&self) -> Wish {
+        let (backend, device, threads) = (self.backend, self.device, self.threads);
+        Wish { backend, device, threads, precision: self.cpu_precision.into() }
+    }
 }
 
 /// Precision by name.
@@ -255,16 +270,18 @@ fn parse_block_size(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|k| (1..=MAX_BLOCK).contains(k)).ok_or_else(|| format!("1 to {MAX_BLOCK} expected"))
 }
 
+/// A flag that does not read its variable when that is set to nothing.
+pub(crate) fn unless_empty(arg: Arg) -> Arg {
+    let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    if empty { arg.env(Resettable::Reset) } else { arg }
+}
+
 /// Reads what was typed; variables that are set to nothing count as unset. Ends the process where it cannot be read, or when help
 /// was asked for.
 pub fn parse(args: impl Iterator<Item = OsString>) -> Cli {
-    let set = |arg: Arg| {
-        let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
-        if empty { arg.env(Resettable::Reset) } else { arg }
-    };
     let command = Cli::command().mut_subcommands(|verb| match verb.get_name() {
         "serve" => verb.mut_args(crate::serve::args::variable),
-        _ => verb.mut_args(set),
+        _ => verb.mut_args(unless_empty),
     });
     let mut command = command;
     let matches = command.clone().get_matches_from(spelled_out(args));

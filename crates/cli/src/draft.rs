@@ -23,6 +23,7 @@ use mlxcel_model::registry::{self, Pair};
 use mlxcel_text::Tokenizer;
 
 use crate::args::{DraftArgs, DraftKindArg, ModelArgs, PrecisionArg};
+use crate::backend::BackendArg;
 use crate::locate::Environment;
 use crate::units::shell_word;
 
@@ -55,6 +56,13 @@ pub enum Notice<'a> {
     Inexact(&'a str),
     /// Something takes its time.
     Wait(&'a str),
+    /// Which backend computes, and why.
+    Backend {
+        /// It, in a line.
+        line: &'a str,
+        /// Whether it was left to this program, so that whoever runs it does not know.
+        auto: bool,
+    },
 }
 
 /// Takes notices.
@@ -66,7 +74,8 @@ pub fn to_stderr(quiet: bool) -> impl FnMut(Notice<'_>) {
         Notice::Inexact(text) => eprintln!("WARN: {text}"),
         Notice::Warning(text) if !quiet => eprintln!("WARN: {text}"),
         Notice::Wait(text) if !quiet => eprintln!("{text}"),
-        Notice::Warning(_) | Notice::Wait(_) => {}
+        Notice::Backend { line, auto: true } if !quiet => eprintln!("{line}"),
+        Notice::Warning(_) | Notice::Wait(_) | Notice::Backend { .. } => {}
     }
 }
 
@@ -315,6 +324,14 @@ pub fn key(model: &dyn Model, checkpoint: &Checkpoint) -> Option<Key> {
 /// The command that probes what these arguments start, as typed in a shell.
 pub fn probe_command(path: &Path, args: &ModelArgs, draft: &DraftArgs) -> String {
     let mut command = format!("mlxcel probe -m {}", shell_word(&path.display().to_string()));
+    match args.backend {
+        BackendArg::Auto => {}
+        BackendArg::Cpu => command += " --backend cpu",
+        BackendArg::Cuda => command += " --backend cuda",
+    }
+    if let Some(device) = args.device {
+        command += &format!(" --device {device}");
+    }
     if let Some(threads) = args.threads {
         command += &format!(" -t {threads}");
     }
@@ -491,9 +508,18 @@ mod tests {
         {
             assert_eq!(shell_word(path), word);
         }
-        let args = ModelArgs { model: None, threads: Some(3), cpu_precision: PrecisionArg::F32 };
+        let mut args = ModelArgs {
+            model: None,
+            backend: BackendArg::Auto,
+            device: None,
+            threads: Some(3),
+            cpu_precision: PrecisionArg::F32,
+        };
         let draft = DraftArgs { model_draft: Some("d".into()), ..DraftArgs::default() };
         let command = probe_command(Path::new("a b"), &args, &draft);
         assert_eq!(command, "mlxcel probe -m 'a b' -t 3 --cpu-precision f32 --model-draft d");
+        (args.backend, args.device) = (BackendArg::Cuda, Some(1));
+        let command = probe_command(Path::new("a"), &args, &DraftArgs::default());
+        assert_eq!(command, "mlxcel probe -m a --backend cuda --device 1 -t 3 --cpu-precision f32");
     }
 }

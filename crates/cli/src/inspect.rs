@@ -11,6 +11,7 @@ use mlxcel_model::Model;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
+use crate::backend::{BackendArg, Chosen};
 use crate::load::open;
 use crate::locate::Environment;
 use crate::units::{bytes, thousands};
@@ -30,7 +31,12 @@ struct KvNeed {
 /// A checkpoint that cannot be loaded.
 pub fn run(args: &InspectArgs, environment: &Environment) -> Result<ExitCode> {
     let opened = open(&args.model, environment)?;
-    let model = opened.model(&args.model, args.model.cpu_precision)?;
+    // Nothing is computed: a device is filled only for who asks for it.
+    let backend = match args.model.backend {
+        BackendArg::Cuda => args.model.wish().open(environment, &mut |_| {})?,
+        BackendArg::Auto | BackendArg::Cpu => Chosen::cpu(args.model.threads, args.model.cpu_precision.into()),
+    };
+    let model = opened.model(&backend)?;
     let kv = kv_need(&*model);
     let memory = available_memory();
     // A reader that went away (head, a pager) is no error.

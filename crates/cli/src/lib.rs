@@ -6,6 +6,7 @@
 
 pub mod answer;
 pub mod args;
+pub mod backend;
 pub mod bench;
 pub mod convert;
 pub mod draft;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use mlxcel_checkpoint::{Checkpoint, GenerationDefaults};
 use mlxcel_compute::Backend;
-use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::sample::SamplingParams;
 use mlxcel_model::Model;
 use mlxcel_model::drafters::Ngram;
@@ -15,7 +14,8 @@ use mlxcel_text::parse::{Answer, Parser, ParserKind, ParserOptions};
 use mlxcel_text::{ChatTemplate, RenderRequest, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::args::{DraftArgs, ModelArgs, PrecisionArg, SamplingArgs};
+use crate::args::{DraftArgs, ModelArgs, SamplingArgs};
+use crate::backend::Chosen;
 use crate::draft::{Notice, Notify, Source};
 use crate::locate::Environment;
 
@@ -50,16 +50,16 @@ impl Opened {
     ///
     /// # Errors
     /// What the registry and the family's loader find wrong.
-    pub fn model(&self, args: &ModelArgs, precision: PrecisionArg) -> Result<Box<dyn Model>> {
-        let model = registry::load(&self.checkpoint, backend(args, precision))?;
+    pub fn model(&self, backend: &Chosen) -> Result<Box<dyn Model>> {
+        let model = self.assemble(Source::None, backend, &mut |_| {})?.pair.model;
         self.warn(&*model);
         Ok(model)
     }
 
-    /// Builds the model and the drafter that belongs to it.
+    /// Builds the model and the drafter that belongs to it, on the backend that is wished for.
     ///
     /// # Errors
-    /// As [`Opened::model`]; a drafter that was asked for and does not fit, or cannot be loaded.
+    /// As [`Opened::model`]; a backend that cannot be had; a drafter that was asked for and does not fit, or cannot be loaded.
     pub fn pair(
         &self,
         args: &ModelArgs,
@@ -68,7 +68,8 @@ impl Opened {
         notify: &mut Notify<'_>,
     ) -> Result<Loaded> {
         let source = crate::draft::find(draft, &self.checkpoint, environment, notify)?;
-        let loaded = self.assemble(source, backend(args, args.cpu_precision), notify)?;
+        let backend = args.wish().open(environment, notify)?;
+        let loaded = self.assemble(source, &backend, notify)?;
         self.warn(&*loaded.pair.model);
         Ok(loaded)
     }
@@ -77,7 +78,15 @@ impl Opened {
     ///
     /// # Errors
     /// A model, or a drafter that was asked for, that cannot be loaded.
-    pub fn assemble<B: Backend>(&self, source: Source, backend: Arc<B>, notify: &mut Notify<'_>) -> Result<Loaded> {
+    pub fn assemble(&self, source: Source, backend: &Chosen, notify: &mut Notify<'_>) -> Result<Loaded> {
+        match backend {
+            Chosen::Cpu(backend) => self.assemble_on(source, Arc::clone(backend), notify),
+            Chosen::Faulty(backend) => self.assemble_on(source, Arc::clone(backend), notify),
+            Chosen::Cuda(backend) => self.assemble_on(source, Arc::clone(backend), notify),
+        }
+    }
+
+    fn assemble_on<B: Backend>(&self, source: Source, backend: Arc<B>, notify: &mut Notify<'_>) -> Result<Loaded> {
         let alone = |backend| registry::load(&self.checkpoint, backend);
         let mut asked = true;
         let pair = match source {
@@ -184,14 +193,6 @@ impl Opened {
         params.validate(vocab).context("sampling (flags, and generation_config.json for what they leave open)")?;
         Ok(params)
     }
-}
-
-fn backend(args: &ModelArgs, precision: PrecisionArg) -> Arc<CpuBackend> {
-    let threads = match args.threads {
-        Some(n) => usize::from(n),
-        None => std::thread::available_parallelism().map_or(1, usize::from),
-    };
-    Arc::new(CpuBackend::new(precision.into(), threads))
 }
 
 /// A seed nobody chose; it is printed, so that the answer can be had again. Below 2^53, so that JSON readers keep it.

@@ -19,7 +19,7 @@ pub struct Environment {
     pub store: Option<PathBuf>,
     /// The Hugging Face cache, which is only read.
     pub hub_cache: Option<PathBuf>,
-    /// What may be lost at any time: verdicts of the exactness probe.
+    /// What may be lost at any time: verdicts of the exactness probe, compiled kernels.
     pub cache: Option<PathBuf>,
 }
 
@@ -63,6 +63,11 @@ impl Environment {
                 .or_else(|| Some(hub_home()?.join("hub"))),
             cache: var("MLXCEL_CACHE_DIR").or_else(|| Some(own_cache()?.join("mlxcel"))),
         }
+    }
+
+    /// Where compiled kernels are kept.
+    pub fn kernels(&self) -> Option<PathBuf> {
+        Some(self.cache.as_ref()?.join("kernels"))
     }
 
     /// The model store.

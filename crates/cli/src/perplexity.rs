@@ -10,6 +10,8 @@ use mlxcel_engine::perplexity::{Perplexity, perplexity};
 use serde_json::json;
 
 use crate::args::{PerplexityArgs, PrecisionArg};
+use crate::backend::{BackendArg, Chosen};
+use crate::draft;
 use crate::load::open;
 use crate::locate::Environment;
 
@@ -23,13 +25,17 @@ const DEFAULT_WINDOW: usize = 512;
 pub fn run(args: &PerplexityArgs, environment: &Environment) -> Result<ExitCode> {
     let text = std::fs::read_to_string(&args.text).with_context(|| format!("{}", args.text.display()))?;
     let opened = open(&args.model, environment)?;
-    let precisions = match args.compare {
-        true => vec![PrecisionArg::F32, PrecisionArg::Int8],
-        false => vec![args.model.cpu_precision],
+    if args.compare && args.model.backend == BackendArg::Cuda {
+        bail!("--compare measures the two precisions of the processor: --backend cpu expected, found --backend cuda");
+    }
+    let cpu = |precision: PrecisionArg| Chosen::cpu(args.model.threads, precision.into());
+    let backends = match args.compare {
+        true => vec![cpu(PrecisionArg::F32), cpu(PrecisionArg::Int8)],
+        false => vec![args.model.wish().open(environment, &mut draft::to_stderr(false))?],
     };
     let mut results = Vec::new();
-    for precision in precisions {
-        let mut model = opened.model(&args.model, precision)?;
+    for backend in &backends {
+        let mut model = opened.model(backend)?;
         let tokenizer = opened.tokenizer(&*model)?;
         let tokens = tokenizer.encode_plain(&text)?;
         if tokens.is_empty() {

@@ -290,7 +290,7 @@ impl Started {
             Notice::Warning(text) => said.push(format!("warning: {text}")),
             Notice::Inexact(text) => said.push(format!("inexact: {text}")),
             // Whether it takes long is no matter here.
-            Notice::Wait(_) => {}
+            Notice::Wait(_) | Notice::Backend { .. } => {}
         };
         let (engine, drafting) = draft::engine(pair, tokenizer, options, &gate, &mut notify).ok()?;
         Some(Started { engine, drafting, said })

@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use mlxcel_bench::catalogue::Kind;
 
-use crate::args::PrecisionArg;
+use crate::args::{PrecisionArg, unless_empty};
+use crate::backend::{BackendArg, Wish};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -70,10 +71,16 @@ pub struct CostArgs {
     /// Runs of each measurement (a block is timed three times in each, all widths in turns)
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub repeat: u32,
-    /// Worker threads, this one included [default: one per core]
+    /// Where to compute
+    #[arg(long, value_name = "NAME", env = "MLXCEL_BACKEND", hide_env_values = true, default_value = "auto")]
+    pub backend: BackendArg,
+    /// CUDA device by number [default: 0]
+    #[arg(long, value_name = "N", env = "MLXCEL_DEVICE", hide_env_values = true)]
+    pub device: Option<usize>,
+    /// Worker threads of the processor, this one included [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// How activations enter quantised matrices: int8 (fast) or f32 (for parity checks)
+    /// How activations enter quantised matrices on the processor: int8 (fast) or f32 (for parity checks)
     #[arg(long, value_name = "PRECISION", default_value = "int8")]
     pub cpu_precision: PrecisionArg,
     /// Print all runs as JSON: seconds, in order
@@ -161,12 +168,15 @@ pub struct SweepArgs {
     #[arg(long, value_name = "P", value_parser = parse_probability)]
     pub simulate_acceptance: Option<f64>,
     /// Where to compute
-    #[arg(long, value_name = "NAME", default_value = "cpu")]
-    pub backend: BackendArg,
-    /// Worker threads, this one included [default: one per core]
+    #[arg(long, value_name = "NAME", env = "MLXCEL_BACKEND", hide_env_values = true, default_value = "auto")]
+    pub backend: SweepBackendArg,
+    /// CUDA device by number [default: 0]
+    #[arg(long, value_name = "N", env = "MLXCEL_DEVICE", hide_env_values = true)]
+    pub device: Option<usize>,
+    /// Worker threads of the processor, this one included [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// How activations enter quantised matrices: int8 (fast) or f32 (for parity checks)
+    /// How activations enter quantised matrices on the processor: int8 (fast) or f32 (for parity checks)
     #[arg(long, value_name = "PRECISION", default_value = "int8")]
     pub cpu_precision: PrecisionArg,
     /// Write rows as CSV, each as soon as it is measured
@@ -191,9 +201,13 @@ pub struct SweepArgs {
 
 /// Backends by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BackendArg {
+pub enum SweepBackendArg {
+    /// A CUDA device that can be used, else the processor
+    Auto,
     /// The processor
     Cpu,
+    /// A CUDA device
+    Cuda,
     /// The processor with a fault: matrix products of two rows or more are off by a bit. To see probe and compare fail
     CpuFaulty,
 }
@@ -220,7 +234,26 @@ fn parse_probability(text: &str) -> Result<f64, String> {
     found.ok_or_else(|| format!("a probability between 0 and 1 expected, found {text:?}"))
 }
 
+impl CostArgs {
+    /// The backend that is wished for.
+    pub fn wish(&self) -> Wish {
+        let (backend, device, threads) = (self.backend, self.device, self.threads);
+        Wish { backend, device, threads, precision: self.cpu_precision.into() }
+    }
+}
+
 impl SweepArgs {
+    /// The backend that is wished for; `None` = the processor with a fault.
+    pub fn wish(&self) -> Option<Wish> {
+        let backend = match self.backend {
+            SweepBackendArg::Auto => BackendArg::Auto,
+            SweepBackendArg::Cpu => BackendArg::Cpu,
+            SweepBackendArg::Cuda => BackendArg::Cuda,
+            SweepBackendArg::CpuFaulty => return None,
+        };
+        Some(Wish { backend, device: self.device, threads: self.threads, precision: self.cpu_precision.into() })
+    }
+
     /// The block widths.
     pub fn widths(&self) -> Vec<Option<usize>> {
         match self.block_size {
@@ -232,13 +265,14 @@ impl SweepArgs {
 
 /// Reads the command line; ends the process for help and errors.
 pub fn parse(args: impl Iterator<Item = OsString>) -> Cli {
-    Cli::parse_from(args)
+    // Variables that are set to nothing count as unset.
+    let command = Cli::command().mut_args(unless_empty).mut_subcommands(|verb| verb.mut_args(unless_empty));
+    Cli::from_arg_matches(&command.get_matches_from(args)).unwrap_or_else(|error| error.exit())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn sweep(args: &[&str]) -> SweepArgs {
         Cli::try_parse_from([&["speculative_bench"], args].concat()).expect("valid").sweep

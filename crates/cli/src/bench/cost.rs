@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -10,12 +9,12 @@ use mlxcel_bench::cost::{Cost, Plan, Timed, measure};
 use mlxcel_bench::machine::{COMMIT, Machine, VERSION};
 use mlxcel_bench::report::table::{Align, Table};
 use mlxcel_checkpoint::Checkpoint;
-use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::EngineOptions;
-use mlxcel_model::registry;
 use serde_json::{Value, json};
 
 use crate::bench::args::CostArgs;
+use crate::draft;
+use crate::load::Opened;
 use crate::locate::Environment;
 
 /// Runs the verb.
@@ -25,17 +24,16 @@ use crate::locate::Environment;
 pub fn run(args: &CostArgs, environment: &Environment) -> Result<ExitCode> {
     let path = environment.model(Some(&args.target))?;
     let checkpoint = Checkpoint::open(&path)?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = args.threads.map_or(cores, usize::from);
-    let mut model = registry::load(&checkpoint, Arc::new(CpuBackend::new(args.cpu_precision.into(), threads)))?;
+    let backend = args.wish().open(environment, &mut draft::to_stderr(false))?;
+    let mut model = Opened { path, checkpoint }.model(&backend)?;
     let began = Instant::now();
     let cost = measure(&mut *model, &plan(args), &mut || began.elapsed().as_secs_f64())?;
     let about = json!({
         "target": model.info().name,
         "weight_bytes": model.info().weight_bytes(),
         "backend": model.backend(),
-        "threads": threads,
-        "device": Machine::here().device,
+        "threads": backend.threads(args.threads),
+        "device": backend.accelerator().unwrap_or_else(|| Machine::here().device),
         "version": VERSION,
         "commit": COMMIT,
     });

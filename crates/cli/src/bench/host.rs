@@ -1,7 +1,6 @@
 //! Loading what the bench measures.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Result;
 use mlxcel_bench::catalogue::{Kind, Variant};
@@ -11,8 +10,8 @@ use mlxcel_bench::machine::Machine;
 use mlxcel_bench::prompts::Prompt;
 use mlxcel_bench::row::Status;
 use mlxcel_checkpoint::{Checkpoint, CheckpointError};
-use mlxcel_compute::fault::{Fault, Faulty};
-use mlxcel_cpu::{CpuBackend, Precision};
+use mlxcel_compute::fault::Fault;
+use mlxcel_cpu::CpuBackend;
 use mlxcel_engine::EngineOptions;
 use mlxcel_engine::speculate::MAX_BLOCK;
 use mlxcel_engine::speculate::gate::Settings;
@@ -22,7 +21,8 @@ use mlxcel_text::{ChatTemplate, Tokenizer};
 use serde_json::Map;
 
 use crate::args::{DraftArgs, DraftKindArg};
-use crate::bench::args::{BackendArg, SweepArgs};
+use crate::backend::Chosen;
+use crate::bench::args::SweepArgs;
 use crate::draft::{self, Drafting, Gate, Notice, Source};
 use crate::interrupt;
 use crate::load::{Opened, encode_chat, message};
@@ -33,8 +33,7 @@ use crate::units::shell_word;
 pub struct LocalHost<'a> {
     environment: &'a Environment,
     settings: Settings,
-    backend: BackendArg,
-    precision: Precision,
+    backend: Chosen,
     threads: usize,
     quiet: bool,
     machine: Machine,
@@ -44,16 +43,19 @@ impl<'a> LocalHost<'a> {
     /// As the arguments say.
     ///
     /// # Errors
-    /// A variable that says neither yes nor no.
+    /// A variable that says neither yes nor no; a backend that cannot be had.
     pub fn new(args: &SweepArgs, environment: &'a Environment) -> Result<Self> {
         interrupt::listen();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let settings = draft::settings()?;
+        let backend = match args.wish() {
+            Some(wish) => wish.open(environment, &mut to_stderr(args.quiet))?,
+            None => Chosen::faulty(args.threads, args.cpu_precision.into(), Fault::WideLinear),
+        };
         Ok(LocalHost {
             environment,
-            settings: draft::settings()?,
-            backend: args.backend,
-            precision: args.cpu_precision.into(),
-            threads: args.threads.map_or(cores, usize::from),
+            settings,
+            threads: backend.threads(args.threads),
+            backend,
             quiet: args.quiet,
             machine: Machine::here(),
         })
@@ -74,12 +76,7 @@ impl<'a> LocalHost<'a> {
         };
         Variant::of_target(&checkpoint, kind)?;
         let opened = Opened { path: wanted.target.to_path_buf(), checkpoint };
-        let quiet = self.quiet;
-        let mut notify = |notice: Notice<'_>| match notice {
-            Notice::Inexact(text) => eprintln!("WARN: {text}"),
-            Notice::Warning(text) | Notice::Wait(text) if !quiet => eprintln!("[bench] {text}"),
-            Notice::Warning(_) | Notice::Wait(_) => {}
-        };
+        let mut notify = to_stderr(self.quiet);
         let mut parts = Vec::new();
         let mut drafts = DraftArgs::default();
         let source = match wanted.draft {
@@ -100,13 +97,7 @@ impl<'a> LocalHost<'a> {
         }
         let name = fingerprint(&[&opened.checkpoint]).map_err(anyhow::Error::msg)?;
         parts.insert(0, name);
-        let cpu = CpuBackend::new(self.precision, self.threads);
-        let loaded = match self.backend {
-            BackendArg::Cpu => opened.assemble(source, Arc::new(cpu), &mut notify)?,
-            BackendArg::CpuFaulty => {
-                opened.assemble(source, Arc::new(Faulty::new(cpu, Fault::WideLinear)), &mut notify)?
-            }
-        };
+        let loaded = opened.assemble(source, &self.backend, &mut notify)?;
         let Pair { model, drafter } = loaded.pair;
         let drafter = match wanted.simulate {
             Some(simulation) => Some(simulation.over(drafter)),
@@ -140,6 +131,17 @@ impl<'a> LocalHost<'a> {
         };
         let prompts = prompts.into_iter().map(|prompt| fits(prompt, context, &engine)).collect();
         Ok(Loaded { engine, probed, prompts, checkpoint: parts.join("+") })
+    }
+}
+
+/// Takes notices to standard error; when `quiet`, only what must be known.
+fn to_stderr(quiet: bool) -> impl FnMut(Notice<'_>) {
+    move |notice| match notice {
+        Notice::Inexact(text) => eprintln!("WARN: {text}"),
+        Notice::Warning(text) | Notice::Wait(text) | Notice::Backend { line: text, auto: true } if !quiet => {
+            eprintln!("[bench] {text}");
+        }
+        Notice::Warning(_) | Notice::Wait(_) | Notice::Backend { .. } => {}
     }
 }
 
@@ -178,7 +180,8 @@ fn probe_command(target: &Path) -> String {
 
 impl Host for LocalHost<'_> {
     fn place(&self) -> Place {
-        Place { device: self.machine.device.clone(), threads: self.threads }
+        let device = self.backend.accelerator().unwrap_or_else(|| self.machine.device.clone());
+        Place { device, threads: self.threads }
     }
 
     fn load(&mut self, wanted: Wanted<'_>) -> Result<Loaded, Status> {

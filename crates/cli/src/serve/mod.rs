@@ -162,7 +162,7 @@ fn load(args: &ServeArgs, environment: &Environment) -> Result<Ready<Facts>> {
     let opened = open(&args.model, environment)?;
     let mut notify = |notice: Notice<'_>| match notice {
         Notice::Inexact(text) | Notice::Warning(text) => tracing::warn!("{text}"),
-        Notice::Wait(text) => tracing::info!("{text}"),
+        Notice::Wait(text) | Notice::Backend { line: text, .. } => tracing::info!("{text}"),
     };
     let Loaded { pair, asked } = opened.pair(&args.model, &drafts, environment, &mut notify)?;
     let tokenizer = opened.tokenizer(&*pair.model)?;
