@@ -8,19 +8,10 @@ use clap::ValueEnum;
 use mlxcel_compute::Backend;
 use mlxcel_compute::fault::{Fault, Faulty};
 use mlxcel_cpu::{CpuBackend, Precision};
-use mlxcel_cuda::{CudaError, context, module};
+use mlxcel_cuda::{CudaBackend, CudaError, CudaOptions, module};
 
 use crate::draft::{Notice, Notify};
 use crate::locate::Environment;
-
-/// Stands in until there is the type with the operations.
-pub type Cuda = CpuBackend;
-
-/// SWAP: opens the backend on a device; compiled kernels are kept in the folder `cache`.
-fn cuda_backend(device: usize, cache: Option<PathBuf>) -> Result<Arc<Cuda>, CudaError> {
-    context::Context::open(device, cache)?;
-    Ok(Arc::new(CpuBackend::new(Precision::Int8, 1)))
-}
 
 /// Backends by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -55,7 +46,7 @@ pub enum Chosen {
     /// The processor with a fault, for measurements that must fail.
     Faulty(Arc<Faulty<CpuBackend>>),
     /// A CUDA device.
-    Cuda(Arc<Cuda>),
+    Cuda(Arc<CudaBackend>),
 }
 
 impl Chosen {
@@ -132,7 +123,7 @@ impl Wish {
     }
 }
 
-fn open_cuda(device: usize, cache: Option<PathBuf>) -> Result<Arc<Cuda>, CudaError> {
+fn open_cuda(device: usize, cache: Option<PathBuf>) -> Result<Arc<CudaBackend>, CudaError> {
     mlxcel_cuda::device::count()?;
     // Better found out now than at the first kernel. What an earlier start compiled will do.
     if let Err(error) = module::nvrtc_version()
@@ -140,7 +131,7 @@ fn open_cuda(device: usize, cache: Option<PathBuf>) -> Result<Arc<Cuda>, CudaErr
     {
         return Err(error);
     }
-    cuda_backend(device, cache)
+    Ok(Arc::new(CudaBackend::open(&CudaOptions { device, cache })?))
 }
 
 /// Whether a folder holds compiled kernels.

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
+use mlxcel_compute::DeltaShape;
 use mlxcel_compute::conformance::all_formats;
 use mlxcel_compute::format::{DType, QuantFormat, WeightFormat};
 use sha2::{Digest, Sha256};
@@ -110,6 +111,20 @@ impl Unit {
         out
     }
 
+    /// Compiles and puts the result where a device of that architecture looks for it: for machines without a compiler.
+    ///
+    /// # Errors
+    /// As [`Unit::compile`]; what the folder refuses.
+    pub fn precompile(&self, arch: &str, folder: &Path) -> Result<PathBuf, CudaError> {
+        let path = folder.join(self.file_name(arch, nvrtc_version()?));
+        if kept(&path).is_none() {
+            let refused =
+                |e: std::io::Error| CudaError::Call { call: "write", reason: format!("{}: {e}", path.display()) };
+            keep(folder, &path, &self.compile(arch)?).map_err(refused)?;
+        }
+        Ok(path)
+    }
+
     /// Name of the compiled file.
     fn file_name(&self, arch: &str, version: (i32, i32)) -> String {
         let mut hash = Sha256::new();
@@ -157,7 +172,10 @@ pub fn all_units() -> Vec<Unit> {
         }
     }
     units.extend(HEAD_DIMS.map(|width| one(ATTEND, "HEAD_DIM", width as i64)));
-    units.extend(KEY_DIMS.map(|width| one(RECURRENT, "KEY_DIM", width as i64)));
+    units.extend(KEY_DIMS.map(|key_dim| {
+        let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim, value_dim: key_dim, taps: 4 };
+        crate::state::unit(&shape, crate::state::CHUNK)
+    }));
     units
 }
 

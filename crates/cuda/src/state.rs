@@ -17,7 +17,7 @@ use crate::module::{Function, RECURRENT, Unit};
 /// Values that parts of a place are rounded up to: a line of 128 bytes.
 const LINE: usize = 32;
 /// Fewest rows a thread of the convolution takes.
-const CHUNK: usize = 8;
+pub const CHUNK: usize = 8;
 /// No pass, or no place.
 const NONE: u32 = u32::MAX;
 
@@ -194,6 +194,17 @@ fn runs(shapes: &[DeltaShape]) -> Vec<Range<usize>> {
     shapes.chunk_by(|a, b| a == b).map(run).collect()
 }
 
+/// The kernels of a layer; `chunk` is how many rows a block of the convolution takes, at least `taps - 1`.
+pub fn unit(shape: &DeltaShape, chunk: usize) -> Unit {
+    let defines = [
+        ("KEY_DIM", shape.key_dim as i64),
+        ("LANES", Tiles::new(shape).lanes as i64),
+        ("TAPS", shape.taps as i64),
+        ("CHUNK", chunk as i64),
+    ];
+    Unit::new(RECURRENT, &defines)
+}
+
 impl CudaState {
     /// Reserves the memory and compiles the kernels.
     ///
@@ -231,15 +242,7 @@ impl CudaState {
         };
         for (i, shape) in shapes.iter().enumerate() {
             let tiles = Tiles::new(shape);
-            let unit = Unit::new(
-                RECURRENT,
-                &[
-                    ("KEY_DIM", shape.key_dim as i64),
-                    ("LANES", tiles.lanes as i64),
-                    ("TAPS", shape.taps as i64),
-                    ("CHUNK", chunk as i64),
-                ],
-            );
+            let unit = unit(shape, chunk);
             let function = |name| context.function(&unit, name, 0).map_err(|e| fault(i, e));
             if copy.is_none() {
                 copy = Some(function("copy_state")?);

@@ -3,7 +3,7 @@
 use mlxcel_compute::conformance::rng::Rng;
 use mlxcel_compute::conformance::weights::{Shape, random_weight};
 use mlxcel_compute::{
-    Activation, Attend, Backend, Batch, DType, KvGroup, KvShape, KvSlot, QuantFormat, WeightFormat, Wanted,
+    Activation, Attend, Backend, Batch, DType, KvGroup, KvShape, KvSlot, QuantFormat, Wanted, WeightFormat,
 };
 use mlxcel_cuda::{CudaBackend, CudaOptions};
 

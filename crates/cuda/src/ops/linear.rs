@@ -7,7 +7,7 @@ use crate::buffer::CudaBuffer;
 use crate::context::{Context, Shape};
 use crate::error::CudaError;
 use crate::memory::{Block, Held};
-use crate::module::{DENSE, Define, Function, LINEAR, Unit};
+use crate::module::{DENSE, Function, LINEAR, Unit, linear_defines};
 use crate::ops::fuse::{Prepared, SUPER, prepare};
 use crate::ops::rows::RowKernels;
 
@@ -40,26 +40,9 @@ pub struct CudaWeight {
     pub inputs: usize,
 }
 
-/// Definitions of `linear.cu` for a format; `None` for what `dense.cu` multiplies.
-pub fn defines(format: WeightFormat) -> Option<[Define; 4]> {
-    let of = |kind, bits, group, wide| {
-        Some([("KIND", kind), ("BITS", bits), ("GROUP", group), ("SCALE32", i64::from(wide))])
-    };
-    match format {
-        WeightFormat::Float(DType::Bf16) => of(3, 16, 16, false),
-        WeightFormat::Float(_) => None,
-        WeightFormat::Quant(QuantFormat::Affine { bits, group }, scales) => {
-            of(0, bits.into(), group.into(), scales != DType::Bf16)
-        }
-        WeightFormat::Quant(QuantFormat::Mxfp4, _) => of(1, 4, 32, false),
-        WeightFormat::Quant(QuantFormat::Nvfp4, _) => of(1, 4, 16, false),
-        WeightFormat::Quant(QuantFormat::Mxfp8, _) => of(2, 8, 32, false),
-    }
-}
-
 /// The unit that multiplies a format.
 pub fn unit(format: WeightFormat) -> Unit {
-    match defines(format) {
+    match linear_defines(format) {
         Some(defines) => Unit::new(LINEAR, &defines),
         None => Unit::new(DENSE, &[("HALF", i64::from(format == WeightFormat::Float(DType::F16)))]),
     }
@@ -82,7 +65,7 @@ fn super_bytes(format: WeightFormat) -> usize {
 
 /// Bytes a weight will take on the device.
 pub fn device_bytes(weight: &HostWeight) -> usize {
-    match defines(weight.format) {
+    match linear_defines(weight.format) {
         Some(_) => {
             let tiles = weight.experts * weight.outputs.div_ceil(TILE);
             tiles * weight.inputs.div_ceil(SUPER) * super_bytes(weight.format)
@@ -151,7 +134,7 @@ fn store_piece(ctx: &Context, weight: &HostWeight, repack: Function, piece: Piec
     let data = bring(&weight.data, weight.row_bytes())?;
     let (scales, biases) =
         (bring(&weight.scales, weight.scale_row_bytes())?, bring(&weight.biases, weight.scale_row_bytes())?);
-    if defines(weight.format).is_some() {
+    if linear_defines(weight.format).is_some() {
         let (tiles, supers) = (piece.rows.div_ceil(TILE), weight.inputs.div_ceil(SUPER));
         let skip = piece.expert * weight.outputs.div_ceil(TILE) + piece.row / TILE;
         ctx.launch(
@@ -205,7 +188,7 @@ impl CudaWeight {
         let unit = unit(weight.format);
         let get = |name| ctx.function(&unit, name, 0);
         let held = ctx.held(device_bytes(weight), &weight.name)?;
-        let form = match defines(weight.format) {
+        let form = match linear_defines(weight.format) {
             Some(_) => Form::Tiles { narrow: [get("narrow_1")?, get("narrow_2")?, get("narrow_4")?, get("narrow_8")?] },
             None => Form::Rows { linear: get("linear")? },
         };
