@@ -15,12 +15,13 @@ use crate::queue::{Launch, Queue, Sent};
 
 /// Everything operations need of a device.
 pub struct Context {
+    // Dropped first: what it frees needs the device's context.
+    queue: Mutex<Queue>,
     /// The device.
     pub device: Arc<Device>,
     /// Its memory.
     pub arena: Arc<Arena>,
     modules: Modules,
-    queue: Mutex<Queue>,
     fuse: AtomicBool,
 }
 
