@@ -1,134 +1,177 @@
-// Attention over paged keys and values of bf16, heads of HEAD_DIM.
+// Attention over paged keys and values of bf16, heads of HEAD_DIM, by tensor cores.
 //
 // Keys go in blocks of 256 counted from position 0. Each block yields on its own (max, sum of weights, weighted values); blocks are folded
-// in order by one function. One block of threads works on a tile: up to 8 queries (rows of one span times the query heads that share a K/V
-// head), each with its own limits, none of which changes another's bits. With few rows every key block is a block of threads of its own and a
-// second kernel folds; with many, one block of threads goes over the key blocks and folds as it goes: the same functions, the same bits.
+// in order by one function. One block of threads works on a tile: up to 16 queries (rows of one span times the query heads that share a K/V
+// head), each with its own limits, none of which changes another's bits: a query is a row of every mma. With few rows every key block is a
+// block of threads of its own and a second kernel folds; with many, one block of threads goes over the key blocks and folds as it goes: the same
+// functions, the same bits.
 //
-// A score is a fused chain over the head in order. Weights of a block are added over lanes by halves, then over warps in order, a key's
-// place in the block deciding its lane. Values: keys of a block are cut into SEGMENTS, a fused chain over each in order, then added in order.
-// What a query does not see is left out, never multiplied by zero: it may be damaged.
+// Queries and weights are f32, and enter as two bf16 each: rounded, and what the rounding left (16 bits of significand together). A score is a
+// chain of mma over the head, both parts after each other; a weighted value the same over the 256 keys of a block. Weights of a block are added
+// by lane, then over four lanes by halves, then over warps in order, a key's place in the block deciding its lane.
+//
+// Pages: keys [page][kv_heads][64][D]; values [page][kv_heads][2][D][32], so that an mma reads 32 keys of one place of the head without a detour,
+// as `append_value` puts it; flags [page][kv_heads][64]: 0, or NaN where the value row is damaged. A damaged row is stored as zeros: a
+// weight of zero would not keep NaN out of a sum, and not every query of a tile sees every key. Those that do see it get NaN by the flag.
 
-constexpr int D = HEAD_DIM, M = 8, BLOCK = 256, PAGE = 64;
-constexpr int SEGMENTS = BLOCK / (D / 2), KEYS = (BLOCK + SEGMENTS - 1) / SEGMENTS;
-constexpr int HELD = (M * D + BLOCK - 1) / BLOCK;  // folded values a thread holds
+constexpr int D = HEAD_DIM, M = 16, BLOCK = 256, PAGE = 64, WARPS = 8;
+constexpr int CHUNKS = (D + 31) / 32;             // of 32 places of a head: two steps of the mma
+constexpr int COLUMNS = (D / 8 + WARPS - 1) / WARPS;  // groups of 8 places of the head that a warp sums values for
 
 struct Tile { u32 first_row, from, count, table, first_block, blocks, partials, unused; };
 
 struct Limits { int low[M], high[M]; };  // positions a query sees, both included
 
-// Shared memory of a block of threads.
+// Shared memory of a block of threads: operands as lanes read them, first the rounded part, then what is left.
 struct Work {
-    float q[M][D], p[M][BLOCK], parts[M * D * SEGMENTS];
-    float warps[M][BLOCK / 32], max[M], sum[M], keep[M], take[M], running_max[M], running_sum[M];
+    uint4 q[CHUNKS][2][2][32], p[BLOCK / 16][2][32];
+    float warps[M][WARPS], max[M], sum[M], keep[M], take[M], running_max[M], running_sum[M];
+    u32 pages[BLOCK / PAGE];
     Limits limits;
 };
+
+__device__ __forceinline__ void mma(float *d, const uint4 &a, u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// Two floats as two bf16 each.
+__device__ __forceinline__ void split(float a, float b, u32 &high, u32 &low) {
+    high = pack_bf16(a, b);
+    low = pack_bf16(a - bf16_value(high & 0xffff), b - bf16_value(high >> 16));
+}
 
 __device__ __forceinline__ bool sees(const Limits &limits, int m, int block) {
     return limits.low[m] < (block + 1) * BLOCK && limits.high[m] >= block * BLOCK;
 }
 
-__device__ void limits_of(Limits &limits, const Tile &tile, const u32 *positions, u32 share, u32 window) {
+// The positions each query sees; queries beyond the tile's see nothing.
+__device__ __forceinline__ void limits_of(Limits &limits, const Tile &tile, const u32 *positions, u32 share, u32 window) {
+    if (threadIdx.x >= M) return;
+    int low = 1, high = -1;
     if (threadIdx.x < tile.count) {
-        const int position = positions[tile.first_row + (tile.from + threadIdx.x) / share];
-        limits.high[threadIdx.x] = position;
-        limits.low[threadIdx.x] = window && position + 1 > (int)window ? position + 1 - (int)window : 0;
+        high = positions[tile.first_row + (tile.from + threadIdx.x) / share];
+        low = window && high + 1 > (int)window ? high + 1 - (int)window : 0;
     }
+    limits.high[threadIdx.x] = high, limits.low[threadIdx.x] = low;
 }
 
-// Weights of one key block: max and sum of each query, its weights in `p`, -1 where it does not see the key.
-__device__ void weights_of(Work &w, const Tile &tile, int block, const u16 *keys, const u32 *table, u32 kv_heads, u32 head, float scale) {
-    const int key = block * BLOCK + threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int low = 0x7fffffff, high = -1;
-    for (int m = 0; m < tile.count; m++) low = min(low, w.limits.low[m]), high = max(high, w.limits.high[m]);
-    float score[M] = {};
-    if (key >= low && key <= high) {
-        const u16 *k = keys + (((u64)table[key / PAGE] * kv_heads + head) * PAGE + key % PAGE) * D;
+// Weights of one key block into `p`; max and sum of each query.
+__device__ __forceinline__ void weights_of(Work &w, int block, int low, int high, const u16 *keys, const float *flags, u32 kv_heads, u32 head, float scale) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, base = block * BLOCK + warp * 32;
+    float s[4][4] = {};
+    const float none = __uint_as_float(0xff800000u);
+    if (base <= high && base + 31 >= low) {
+        const u64 row = ((u64)w.pages[warp / 2] * kv_heads + head) * PAGE + base % PAGE;
+        const u16 *k = keys + (row + g) * D + 8 * t;
 #pragma unroll 4
-        for (int d = 0; d < D; d += 8) {
-            const uint4 eight = *(const uint4 *)(k + d);
-            float v[8];
+        for (int c = 0; c < CHUNKS; c++) {
+            uint4 b[4];
+            const bool inside = D % 32 == 0 || 32 * c + 8 * t < D;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const u32 two = ((const u32 *)&eight)[i];
-                v[2 * i] = bf16_value(two & 0xffff), v[2 * i + 1] = __uint_as_float(two & 0xffff0000u);
-            }
+            for (int i = 0; i < 4; i++) b[i] = inside ? *(const uint4 *)(k + 8 * i * D + 32 * c) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-            for (int m = 0; m < M; m++) {
-                if (m >= tile.count) break;
-                const float4 a = *(const float4 *)&w.q[m][d], b = *(const float4 *)&w.q[m][d + 4];
-                float s = score[m];
-                s = fmaf(a.x, v[0], s), s = fmaf(a.y, v[1], s), s = fmaf(a.z, v[2], s), s = fmaf(a.w, v[3], s);
-                s = fmaf(b.x, v[4], s), s = fmaf(b.y, v[5], s), s = fmaf(b.z, v[6], s), s = fmaf(b.w, v[7], s);
-                score[m] = s;
+            for (int e = 0; e < 2; e++)
+#pragma unroll
+                for (int part = 0; part < 2; part++) {
+                    const uint4 a = w.q[c][e][part][lane];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) mma(s[i], a, e ? b[i].z : b[i].x, e ? b[i].w : b[i].y);
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 flag = *(const float2 *)(flags + row + 8 * i + 2 * t);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int key = base + 8 * i + 2 * t + e % 2, m = g + e / 2 * 8;
+                const bool seen = key >= w.limits.low[m] && key <= w.limits.high[m];
+                s[i][e] = seen ? s[i][e] * scale + (e % 2 ? flag.y : flag.x) : none;
             }
         }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[i][e] = none;
     }
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        if (m >= tile.count) break;
-        const bool seen = key >= w.limits.low[m] && key <= w.limits.high[m];
-        score[m] = seen ? score[m] * scale : __uint_as_float(0xff800000u);
-        const float most = warp_max(score[m]);
-        if (lane == 0) w.warps[m][warp] = most;
+    for (int half = 0; half < 2; half++) {
+        float most = none;
+#pragma unroll
+        for (int i = 0; i < 4; i++) most = fmaxf(most, fmaxf(s[i][2 * half], s[i][2 * half + 1]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        if (t == 0) w.warps[g + 8 * half][warp] = most;
     }
     __syncthreads();
-    if (threadIdx.x < tile.count) {
+    if (threadIdx.x < M) {
         float most = w.warps[threadIdx.x][0];
-        for (int i = 1; i < BLOCK / 32; i++) most = fmaxf(most, w.warps[threadIdx.x][i]);
+#pragma unroll
+        for (int i = 1; i < WARPS; i++) most = fmaxf(most, w.warps[threadIdx.x][i]);
         w.max[threadIdx.x] = most;
     }
     __syncthreads();
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        if (m >= tile.count) break;
-        const bool seen = key >= w.limits.low[m] && key <= w.limits.high[m];
-        const float p = seen ? expf(score[m] - w.max[m]) : 0.f;
-        w.p[m][threadIdx.x] = seen ? p : -1.f;
-        const float sum = warp_sum(p);
-        if (lane == 0) w.warps[m][warp] = sum;
+    for (int half = 0; half < 2; half++) {
+        const int m = g + 8 * half;
+        const float most = w.max[m];
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int key = base + 8 * i + 2 * t + e;
+                const bool seen = key >= w.limits.low[m] && key <= w.limits.high[m];
+                float &v = s[i][2 * half + e];
+                v = seen ? expf(v - most) : 0.f;
+                sum += v;
+            }
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (t == 0) w.warps[m][warp] = sum;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint4 high, low;
+        split(s[i][0], s[i][1], high.x, low.x), split(s[i][2], s[i][3], high.y, low.y);
+        split(s[i + 1][0], s[i + 1][1], high.z, low.z), split(s[i + 1][2], s[i + 1][3], high.w, low.w);
+        w.p[2 * warp + i / 2][0][lane] = high, w.p[2 * warp + i / 2][1][lane] = low;
     }
     __syncthreads();
-    if (threadIdx.x < tile.count) {
+    if (threadIdx.x < M) {
         float sum = w.warps[threadIdx.x][0];
-        for (int i = 1; i < BLOCK / 32; i++) sum += w.warps[threadIdx.x][i];
+#pragma unroll
+        for (int i = 1; i < WARPS; i++) sum += w.warps[threadIdx.x][i];
         w.sum[threadIdx.x] = sum;
     }
 }
 
-// Weighted values of one key block, before the segments are added: `parts` [SEGMENTS][M][D].
-__device__ void values_of(Work &w, const Tile &tile, int block, const u16 *values, const u32 *table, u32 kv_heads, u32 head) {
-    const int segment = threadIdx.x / (D / 2), d = threadIdx.x % (D / 2) * 2;
-    if (segment >= SEGMENTS) return;
-    int low = 0x7fffffff, high = -1;
-    for (int m = 0; m < tile.count; m++) low = min(low, w.limits.low[m]), high = max(high, w.limits.high[m]);
-    const int from = max(segment * KEYS, low - block * BLOCK), to = min(min((segment + 1) * KEYS, BLOCK), high + 1 - block * BLOCK);
-    float sum[M][2] = {};
+// Weighted values of one key block: column group j of a warp is places 8 (warp + 8 j) and on of the head.
+__device__ __forceinline__ void values_of(const Work &w, int block, int low, int high, const u16 *values, u32 kv_heads, u32 head, float o[COLUMNS][4]) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) o[j][e] = 0.f;
+    // Groups of 32 keys that no query sees have weights of zero: leaving them out changes no bit.
+    const int from = max(low - block * BLOCK, 0) / 32, to = min(high - block * BLOCK, BLOCK - 1) / 32;
 #pragma unroll 4
-    for (int j = from; j < to; j++) {
-        const int key = block * BLOCK + j;
-        const u32 two = *(const u32 *)(values + (((u64)table[key / PAGE] * kv_heads + head) * PAGE + key % PAGE) * D + d);
-        const float a = bf16_value(two & 0xffff), b = __uint_as_float(two & 0xffff0000u);
+    for (int group = from; group <= to; group++) {
+        const u16 *v = values + ((((u64)w.pages[group / 2] * kv_heads + head) * 2 + group % 2) * D + lane / 4) * 32 + lane % 4 * 8;
+        uint4 b[COLUMNS];
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-            if (m >= tile.count) break;
-            const float p = w.p[m][j];
-            if (p < 0.f) continue;
-            sum[m][0] = fmaf(p, a, sum[m][0]), sum[m][1] = fmaf(p, b, sum[m][1]);
-        }
+        for (int j = 0; j < COLUMNS; j++)
+            b[j] = D % (8 * WARPS) == 0 || warp + WARPS * j < D / 8 ? *(const uint4 *)(v + 8 * 32 * (warp + WARPS * j)) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                const uint4 a = w.p[2 * group + half][part][lane];
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) mma(o[j], a, half ? b[j].z : b[j].x, half ? b[j].w : b[j].y);
+            }
     }
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        if (m >= tile.count) break;
-        *(float2 *)&w.parts[(segment * M + m) * D + d] = make_float2(sum[m][0], sum[m][1]);
-    }
-}
-
-__device__ __forceinline__ float part_sum(const Work &w, int m, int d) {
-    float sum = w.parts[m * D + d];
-#pragma unroll
-    for (int s = 1; s < SEGMENTS; s++) sum += w.parts[(s * M + m) * D + d];
-    return sum;
 }
 
 // What a block's result is times, and what came before is times: both rescaled to the larger maximum.
@@ -141,35 +184,44 @@ __device__ __forceinline__ float folded(float old, float keep, float next, float
 
 // `items` are pairs (tile, block of the tile), or null: then a block of threads goes over all blocks of its tile. Partial results are
 // [partial][kv_heads][M][D + 2].
-EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u16 *values, const u32 *positions, const u32 *tables, const Tile *tiles,
+EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles,
                                        const u32 *items, float *partials, float *out, u32 heads, u32 kv_heads, u32 window, float scale) {
-    extern __shared__ float4 memory[];
+    extern __shared__ uint4 memory[];
     Work &w = *(Work *)memory;
     const u32 head = blockIdx.y, share = heads / kv_heads;
     const Tile tile = tiles[items ? items[2 * blockIdx.x] : blockIdx.x];
     const u32 *table = tables + tile.table;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     limits_of(w.limits, tile, positions, share, window);
-    for (int e = threadIdx.x; e < tile.count * D; e += BLOCK) {
-        const u32 m = e / D, index = tile.from + m;
-        w.q[m][e % D] = q[((u64)(tile.first_row + index / share) * heads + head * share + index % share) * D + e % D];
+    auto place = [&](u32 m) { return ((u64)(tile.first_row + (tile.from + m) / share) * heads + head * share + (tile.from + m) % share) * D; };
+    for (int item = threadIdx.x; item < CHUNKS * 2 * 32; item += BLOCK) {
+        const int l = item % 32, e = item / 32 % 2, c = item / 64, d = 32 * c + l % 4 * 8 + 4 * e;
+        uint4 high, low;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int m = l / 4 + 8 * half;
+            const float4 v = m < tile.count && d < D ? *(const float4 *)(q + place(m) + d) : make_float4(0.f, 0.f, 0.f, 0.f);
+            split(v.x, v.y, half ? high.y : high.x, half ? low.y : low.x);
+            split(v.z, v.w, half ? high.w : high.z, half ? low.w : low.z);
+        }
+        w.q[c][e][0][l] = high, w.q[c][e][1][l] = low;
     }
     __syncthreads();
-    if (items) {
-        const int nth = items[2 * blockIdx.x + 1], block = tile.first_block + nth;
-        weights_of(w, tile, block, keys, table, kv_heads, head, scale);
-        values_of(w, tile, block, values, table, kv_heads, head);
-        __syncthreads();
-        float *own = partials + ((u64)(tile.partials + nth) * kv_heads + head) * M * (D + 2);
-        for (int e = threadIdx.x; e < tile.count * D; e += BLOCK) own[e / D * (D + 2) + e % D] = part_sum(w, e / D, e % D);
-        if (threadIdx.x < tile.count) own[threadIdx.x * (D + 2) + D] = w.max[threadIdx.x], own[threadIdx.x * (D + 2) + D + 1] = w.sum[threadIdx.x];
-        return;
-    }
-    float held[HELD];
-    for (u32 nth = 0; nth < tile.blocks; nth++) {
+    int low = 0x7fffffff, high = -1;
+    for (int m = 0; m < tile.count; m++) low = min(low, w.limits.low[m]), high = max(high, w.limits.high[m]);
+    const u32 first = items ? items[2 * blockIdx.x + 1] : 0, end = items ? first + 1 : tile.blocks;
+    float o[COLUMNS][4], held[COLUMNS][4];
+    for (u32 nth = first; nth < end; nth++) {
         const int block = tile.first_block + nth;
-        weights_of(w, tile, block, keys, table, kv_heads, head, scale);
-        values_of(w, tile, block, values, table, kv_heads, head);
-        if (threadIdx.x < tile.count && sees(w.limits, threadIdx.x, block)) {
+        if (threadIdx.x < BLOCK / PAGE) {
+            const int from = block * BLOCK + threadIdx.x * PAGE;
+            w.pages[threadIdx.x] = from <= high && from + PAGE > low ? table[from / PAGE] : 0;
+        }
+        __syncthreads();
+        weights_of(w, block, low, high, keys, flags, kv_heads, head, scale);
+        values_of(w, block, low, high, values, kv_heads, head, o);
+        if (items) break;
+        if (threadIdx.x < M && sees(w.limits, threadIdx.x, block)) {
             const int m = threadIdx.x;
             if (w.limits.low[m] / BLOCK == block) {
                 w.running_max[m] = w.max[m], w.running_sum[m] = w.sum[m];
@@ -180,36 +232,55 @@ EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u1
         }
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < HELD; i++) {
-            const int e = threadIdx.x + i * BLOCK, m = e / D;
-            if (e >= tile.count * D || !sees(w.limits, m, block)) continue;
-            const float next = part_sum(w, m, e % D);
-            held[i] = w.limits.low[m] / BLOCK == block ? next : folded(held[i], w.keep[m], next, w.take[m]);
-        }
-        __syncthreads();
-    }
+        for (int half = 0; half < 2; half++) {
+            const int m = g + 8 * half;
+            if (!sees(w.limits, m, block)) continue;
+            const bool begins = w.limits.low[m] / BLOCK == block;
+            const float keep = w.keep[m], take = w.take[m];
 #pragma unroll
-    for (int i = 0; i < HELD; i++) {
-        const int e = threadIdx.x + i * BLOCK;
-        if (e >= tile.count * D) continue;
-        const u32 m = e / D, index = tile.from + m;
-        out[((u64)(tile.first_row + index / share) * heads + head * share + index % share) * D + e % D] = held[i] / w.running_sum[m];
+            for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; e++) held[j][e] = begins ? o[j][e] : folded(held[j][e], keep, o[j][e], take);
+        }
     }
+    __syncthreads();
+    float *own = partials + ((u64)(tile.partials + first) * kv_heads + head) * M * (D + 2);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 m = g + 8 * half;
+        if (m >= tile.count) continue;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+            const int d = 8 * (warp + WARPS * j) + 2 * t;
+            if (d >= D) continue;
+            if (items) {
+                *(float2 *)(own + m * (D + 2) + d) = make_float2(o[j][2 * half], o[j][2 * half + 1]);
+            } else {
+                const float sum = w.running_sum[m];
+                *(float2 *)(out + place(m) + d) = make_float2(held[j][2 * half] / sum, held[j][2 * half + 1] / sum);
+            }
+        }
+    }
+    if (items && threadIdx.x < tile.count) own[threadIdx.x * (D + 2) + D] = w.max[threadIdx.x], own[threadIdx.x * (D + 2) + D + 1] = w.sum[threadIdx.x];
 }
 
-// Folds the partial results of a tile: block x is a tile, y a K/V head. With `prepared`, what comes out is also stored as the tensor
-// cores read it, for blocks of 8 NT rows: a head is then a whole number of groups of 128.
-EXPORT __launch_bounds__(BLOCK) attend_fold(const u32 *positions, const Tile *tiles, const float *partials, float *out, u32 heads, u32 kv_heads, u32 window,
-                                            uint4 *prepared, float *sums, u32 nt) {
+// Folds the partial results of a query: block x is a tile, y a K/V head, z one of its queries. With `prepared`, what comes out is also stored as
+// the tensor cores read it, for blocks of 8 NT rows: a head is then a whole number of groups of 128.
+constexpr int FOLDERS = 128;
+
+EXPORT __launch_bounds__(FOLDERS) attend_fold(const u32 *positions, const Tile *tiles, const float *partials, float *out, u32 heads, u32 kv_heads, u32 window,
+                                              uint4 *prepared, float *sums, u32 nt) {
     __shared__ Limits limits;
-    __shared__ float values[M * D];
-    const u32 head = blockIdx.y, share = heads / kv_heads;
+    __shared__ float values[D];
+    const u32 head = blockIdx.y, share = heads / kv_heads, m = blockIdx.z;
     const Tile tile = tiles[blockIdx.x];
+    if (m >= tile.count) return;
     limits_of(limits, tile, positions, share, window);
     __syncthreads();
-    for (int e = threadIdx.x; e < tile.count * D; e += BLOCK) {
-        const u32 m = e / D, d = e % D, index = tile.from + m;
+    const u32 row = tile.first_row + (tile.from + m) / share, h = head * share + (tile.from + m) % share;
+    for (int d = threadIdx.x; d < D; d += FOLDERS) {
         float most = 0.f, sum = 0.f, value = 0.f;
+#pragma unroll 4
         for (u32 nth = 0; nth < tile.blocks; nth++) {
             const int block = tile.first_block + nth;
             if (!sees(limits, m, block)) continue;
@@ -221,34 +292,30 @@ EXPORT __launch_bounds__(BLOCK) attend_fold(const u32 *positions, const Tile *ti
                 most = f.max, sum = f.sum, value = folded(value, f.keep, own[d], f.take);
             }
         }
-        values[e] = value / sum;
-        out[((u64)(tile.first_row + index / share) * heads + head * share + index % share) * D + d] = value / sum;
+        values[d] = value / sum;
+        out[((u64)row * heads + h) * D + d] = value / sum;
     }
     if (D % 128 != 0 || !prepared) return;
     __syncthreads();
-    constexpr int FOURS = D / 16;  // lanes that store a head
-    const u32 supers = (heads * D + 255) / 256;
-    for (int e = threadIdx.x; e / 32 * 32 < tile.count * FOURS; e += BLOCK) {
-        const bool active = e < tile.count * FOURS;
-        const u32 m = active ? e / FOURS : 0, group = e % FOURS / 4, t = e % 4, index = tile.from + m;
-        float v[4][4];
+    if (threadIdx.x >= 32) return;
+    const bool active = threadIdx.x < D / 16;
+    const u32 group = active ? threadIdx.x / 4 : 0, lane = threadIdx.x % 4;
+    float v[4][4];
 #pragma unroll
-        for (int s = 0; s < 4; s++) {
-            const float4 four = *(const float4 *)&values[m * D + group * 64 + s * 16 + t * 4];
-            v[s][0] = four.x, v[s][1] = four.y, v[s][2] = four.z, v[s][3] = four.w;
-        }
-        const u32 row = tile.first_row + index / share, at = (head * share + index % share) * (D / 64) + group;
-        store_prepared(v, prepared, sums, row, at, supers, nt, t, active);
+    for (int s = 0; s < 4; s++) {
+        const float4 four = *(const float4 *)&values[group * 64 + s * 16 + lane * 4];
+        v[s][0] = four.x, v[s][1] = four.y, v[s][2] = four.z, v[s][3] = four.w;
     }
+    store_prepared(v, prepared, sums, row, h * (D / 64) + group, (heads * D + 255) / 256, nt, lane, active);
 }
 
-// Rounds K and V [rows, kv_heads * D] into the pages: `slots` are page * PAGE + place. Two values a thread.
-EXPORT append(const float *k, const float *v, const u32 *slots, u16 *keys, u16 *values, u32 kv_heads, u64 n) {
-    const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
-    if (i >= n) return;
-    const u64 at = 2 * i, row = at / (kv_heads * D);
-    const u32 head = at % (kv_heads * D) / D, d = at % D, slot = slots[row];
-    const u64 to = (((u64)(slot / PAGE) * kv_heads + head) * PAGE + slot % PAGE) * D + d;
-    *(u32 *)(keys + to) = pack_bf16(k[at], k[at + 1]);
-    *(u32 *)(values + to) = pack_bf16(v[at], v[at + 1]);
+// Puts K and V [rows, kv_heads * D] into the pages: block x is a row, y a head.
+EXPORT append(const float *k, const float *v, const u32 *slots, u16 *keys, u16 *values, float *flags) {
+    __shared__ float head[2][D];
+    const u32 row = blockIdx.x, heads = gridDim.y;
+    const u64 at = ((u64)row * heads + blockIdx.y) * D;
+    for (u32 i = threadIdx.x; i < D; i += blockDim.x) head[0][i] = k[at + i], head[1][i] = v[at + i];
+    __syncthreads();
+    append_key(head[0], keys, slots[row], heads, blockIdx.y, D);
+    append_value(head[1], values, flags, slots[row], heads, blockIdx.y, D);
 }

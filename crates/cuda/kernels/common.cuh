@@ -84,3 +84,21 @@ __device__ __forceinline__ void store_prepared(const float v[4][4], uint4 *x, fl
     if (t == 2) own[(supers * 8 + group) * width] = whole;
     if (t == 3 && group % 2 == 0) own[(supers * 12 + group / 2) * width] = both;
 }
+
+// Puts one head's keys or values of one row into pages (attend.cu says how they lie): `values` in shared memory, `slot` is page * 64 + place.
+// By the whole block, which has synchronised.
+__device__ __forceinline__ void append_key(const float *values, u16 *keys, u32 slot, u32 heads, u32 head, u32 dim) {
+    u16 *to = keys + (((u64)(slot / 64) * heads + head) * 64 + slot % 64) * dim;
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) to[i] = to_bf16(values[i]);
+}
+
+__device__ __forceinline__ void append_value(const float *values, u16 *pages, float *flags, u32 slot, u32 heads, u32 head, u32 dim) {
+    const u64 page = (u64)(slot / 64) * heads + head;
+    const u32 k = slot % 32, place = k % 8 / 2 * 8 + k / 16 * 4 + k % 16 / 8 * 2 + k % 2;
+    int damaged = 0;
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) damaged |= (to_bf16(values[i]) & 0x7f80) == 0x7f80;
+    damaged = __syncthreads_or(damaged);
+    u16 *to = pages + (page * 2 + slot % 64 / 32) * dim * 32 + place;
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) to[i * 32] = damaged ? (u16)0 : to_bf16(values[i]);
+    if (threadIdx.x == 0) flags[page * 64 + slot % 64] = damaged ? __uint_as_float(0x7fc00000u) : 0.f;
+}

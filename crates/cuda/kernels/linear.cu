@@ -168,28 +168,22 @@ __device__ __forceinline__ const float *sums_of(const float *sums, u32 supers, i
     return sums + (u64)supers * 8 * nt * (GROUP == 64 ? 8 : GROUP == 128 ? 12 : 0);
 }
 
-// Up to three matrices of one format times the same rows: block x is a tile of one of them, block y a block of 8 NT rows.
-template <int NT> __device__ __forceinline__ void narrow(const char *const w[3], float *const y[3], const u32 outputs[3], const uint4 *x, const float *sums, u32 supers, u32 rows) {
-    u32 t = blockIdx.x, which = 0;
-    while (which < 2 && t >= (outputs[which] + TILE - 1) / TILE) t -= (outputs[which++] + TILE - 1) / TILE;
-    x += (u64)blockIdx.y * supers * 4 * NT * 64;
-    sums = sums_of(sums + (u64)blockIdx.y * supers * 14 * 8 * NT, supers, NT);
-    const u32 first = blockIdx.y * 8 * NT, count = outputs[which];
-    float *out = y[which];
-    tile<NT>(w[which] + (u64)t * supers * SUPER_BYTES, x, sums, supers, [&](u32 row, u32 output, float v) {
-        row += first, output += t * TILE;
-        if (row < rows && output < count) out[(u64)row * count + output] = v;
-    });
-}
-
+// Up to three matrices of one format times the same rows: block x is a tile of one of them, block y a block of 8 NT rows. (An array of pointers,
+// indexed, would lie in local memory.)
 #define NARROW(NT, BLOCKS) \
     EXPORT __launch_bounds__(SLICES * 32, BLOCKS) \
     narrow_##NT(const char *w0, const char *w1, const char *w2, float *y0, float *y1, float *y2, u32 o0, u32 o1, u32 o2, \
                 const uint4 *x, const float *sums, u32 supers, u32 rows) { \
-        const char *const w[3] = {w0, w1, w2}; \
-        float *const y[3] = {y0, y1, y2}; \
-        const u32 outputs[3] = {o0, o1, o2}; \
-        narrow<NT>(w, y, outputs, x, sums, supers, rows); \
+        const u32 t0 = (o0 + TILE - 1) / TILE, t1 = t0 + (o1 + TILE - 1) / TILE; \
+        const int which = blockIdx.x < t0 ? 0 : blockIdx.x < t1 ? 1 : 2; \
+        const u32 t = blockIdx.x - (which == 0 ? 0 : which == 1 ? t0 : t1), count = which == 0 ? o0 : which == 1 ? o1 : o2, first = blockIdx.y * 8 * NT; \
+        const char *w = which == 0 ? w0 : which == 1 ? w1 : w2; \
+        float *y = which == 0 ? y0 : which == 1 ? y1 : y2; \
+        const float *own = sums_of(sums + (u64)blockIdx.y * supers * 14 * 8 * NT, supers, NT); \
+        tile<NT>(w + (u64)t * supers * SUPER_BYTES, x + (u64)blockIdx.y * supers * 4 * NT * 64, own, supers, [&](u32 row, u32 output, float v) { \
+            row += first, output += t * TILE; \
+            if (row < rows && output < count) y[(u64)row * count + output] = v; \
+        }); \
     }
 NARROW(1, FLOATS ? 2 : 4)
 NARROW(2, FLOATS ? 2 : 3)

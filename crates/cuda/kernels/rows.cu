@@ -1,6 +1,6 @@
 // Norms, and what is done to single values. A row's or head's values are summed by as many threads as its width alone decides.
 
-// Sum of squares of `width` values by the whole block: thread i takes i, i + threads, ... in order; lanes by halves; warps in order.
+// Sum of squares of `width` values by the whole block: thread i takes i, i + threads, ... in order; lanes by halves; warps by halves.
 __device__ float block_squares(const float *x, int width) {
     __shared__ float warps[32];
     __syncthreads();  // it may have been used before
@@ -10,9 +10,8 @@ __device__ float block_squares(const float *x, int width) {
     if (blockDim.x == 32) return sum;
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
     __syncthreads();
-    sum = 0.f;
-    for (int w = 0; w < blockDim.x / 32; w++) sum += warps[w];
-    return sum;
+    const int lane = threadIdx.x % 32;
+    return warp_sum(lane < blockDim.x / 32 ? warps[lane] : 0.f);
 }
 
 // NaN when the sum overflowed: the row would silently become zeros.
@@ -32,31 +31,55 @@ EXPORT rms_norm(const float *x, const float *weight, float *out, u32 width, floa
     }
 }
 
+// Values of a row that a thread keeps at hand.
+constexpr int KEPT = 8;
+
+// With KEEP a row has at most KEPT values a thread: everything is asked for at once, and waits in registers.
+template <bool KEEP> __device__ __forceinline__ void norms_of(float *row, float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, u32 width) {
+    const u32 threads = blockDim.x;
+    float xs[KEPT], first[KEPT], second[KEPT];
+#define EACH_VALUE(j, i) \
+    _Pragma("unroll KEPT") \
+    for (u32 j = 0, i = threadIdx.x; KEEP ? j < KEPT : i < width; j++, i += threads) \
+        if (!KEEP || i < width)
+    if (KEEP) {
+        EACH_VALUE(j, i) {
+            xs[j] = x[i];
+            if (y) row[i] = y[i], first[j] = w1[i];
+            if (w2) second[j] = w2[i];
+        }
+    }
+    if (y) {
+        if (!KEEP) EACH_VALUE(j, i) row[i] = y[i];
+        const float factor = inverse_rms(block_squares(row, width), width, eps1);
+        EACH_VALUE(j, i) {
+            const float v = ((KEEP ? xs[j] : x[i]) + row[i] * factor * (KEEP ? first[j] : w1[i])) * scale;
+            x[i] = v;
+            row[i] = v;
+        }
+    } else {
+        EACH_VALUE(j, i) row[i] = KEEP ? xs[j] : x[i];
+    }
+    if (!out) return;
+    const float factor = inverse_rms(block_squares(row, width), width, eps2);
+    EACH_VALUE(j, i) {
+        const float v = row[i] * factor, w = w2 ? v * (KEEP ? second[j] : w2[i]) : v;
+        out[i] = w;
+        row[i] = w;
+    }
+#undef EACH_VALUE
+}
+
 // What stands between the matrices of a decoder, in one launch; null pointers leave parts out. One block a row:
 // x = (x + norm(y, w1)) scale; out = norm(x, w2); out as the tensor cores read it.
 EXPORT norms(float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, uint4 *prepared, float *sums, u32 width, u32 nt) {
     extern __shared__ float row[];
     const u32 r = blockIdx.x, threads = blockDim.x;
-    x += (u64)r * width;
-    if (y) {
-        y += (u64)r * width;
-        for (u32 i = threadIdx.x; i < width; i += threads) row[i] = y[i];
-        const float factor = inverse_rms(block_squares(row, width), width, eps1);
-        for (u32 i = threadIdx.x; i < width; i += threads) {
-            const float v = (x[i] + row[i] * factor * w1[i]) * scale;
-            x[i] = v;
-            row[i] = v;
-        }
+    const u64 at = (u64)r * width;
+    if (width <= KEPT * threads) {
+        norms_of<true>(row, x + at, y ? y + at : y, w1, eps1, scale, w2, eps2, out ? out + at : out, width);
     } else {
-        for (u32 i = threadIdx.x; i < width; i += threads) row[i] = x[i];
-    }
-    if (!out) return;
-    out += (u64)r * width;
-    const float factor = inverse_rms(block_squares(row, width), width, eps2);
-    for (u32 i = threadIdx.x; i < width; i += threads) {
-        const float v = row[i] * factor, w = w2 ? v * w2[i] : v;
-        out[i] = w;
-        row[i] = w;
+        norms_of<false>(row, x + at, y ? y + at : y, w1, eps1, scale, w2, eps2, out ? out + at : out, width);
     }
     if (!prepared) return;
     const u32 supers = (width + 255) / 256;
@@ -113,10 +136,10 @@ EXPORT gate_prepare(float *x, u32 kind, const float *y, uint4 *prepared, float *
 
 // What is done to the heads of q, k and v after their matrices, in one launch: up to three jobs, each a norm, a rotation, a place in
 // the pages, or some of these. Block x is a row, y a head of one of the jobs; the norm's threads are those of `rms_norm` at this width.
-constexpr u32 NORM = 1, ROTATE = 2, APPEND = 4;
+constexpr u32 NORM = 1, ROTATE = 2, KEYS = 4, VALUES = 8;
 
 EXPORT heads(const float *x0, const float *x1, const float *x2, float *out0, float *out1, float *out2, const float *w0, const float *w1, const float *w2,
-             u16 *pages0, u16 *pages1, u16 *pages2, u32 heads0, u32 heads1, u32 heads2, u32 what, const float *angles, const u32 *slots, u32 dim, u32 count, float eps) {
+             u16 *pages0, u16 *pages1, u16 *pages2, u32 heads0, u32 heads1, u32 heads2, u32 what, const float *angles, const u32 *slots, u32 dim, u32 count, float eps, float *flags) {
     __shared__ float values[512];
     u32 head = blockIdx.y, job = 0;
     const u32 heads[3] = {heads0, heads1, heads2};
@@ -145,11 +168,10 @@ EXPORT heads(const float *x0, const float *x1, const float *x2, float *out0, flo
     }
     if (todo & (NORM | ROTATE))
         for (u32 i = threadIdx.x; i < dim; i += blockDim.x) out[at + i] = values[i];
-    if (todo & APPEND) {
-        const u32 slot = slots[row];
-        u16 *to = pages + (((u64)(slot / 64) * heads[job] + head) * 64 + slot % 64) * dim;
-        for (u32 i = threadIdx.x; i < dim; i += blockDim.x) to[i] = to_bf16(values[i]);
-    }
+    if (!(todo & (KEYS | VALUES))) return;
+    __syncthreads();
+    if (todo & KEYS) append_key(values, pages, slots[row], heads[job], head, dim);
+    if (todo & VALUES) append_value(values, pages, flags, slots[row], heads[job], head, dim);
 }
 
 // The kernels below take one value a thread: block x is a stretch of 256 of them, y the row where rows matter.
@@ -230,4 +252,10 @@ EXPORT rope(float *x, const float *angles, u32 head_dim, u32 count, u32 width, u
     const float a = at[0], b = at[count];
     at[0] = fmaf(a, c, -(b * s));
     at[count] = fmaf(b, c, a * s);
+}
+
+// Asks for a stretch of memory, so that the kernel after the next finds it in the second-level cache: 128 bytes a thread at a time.
+EXPORT fetch(const char *p, u64 bytes) {
+    for (u64 at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 128; at < bytes; at += (u64)gridDim.x * blockDim.x * 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p + at));
 }

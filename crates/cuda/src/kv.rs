@@ -1,4 +1,5 @@
-//! K/V pages of all caching layers, bf16: `[page][kv_heads][64][head_dim]`, keys and values apart.
+//! K/V pages of all caching layers, bf16, keys and values apart, and a flag for each value row (`kernels/attend.cu` says how
+//! they lie).
 
 use mlxcel_compute::{ComputeError, KvGroup, KvShape};
 
@@ -15,6 +16,7 @@ pub struct LayerPages {
     pub(crate) shape: KvShape,
     pub(crate) keys: u64,
     pub(crate) values: u64,
+    pub(crate) flags: u64,
     pub(crate) kernels: AttendKernels,
 }
 
@@ -29,9 +31,14 @@ fn half_page(shape: &KvShape) -> usize {
     shape.kv_heads * shape.head_dim * PAGE_LEN * 2
 }
 
+/// Bytes of one page of one layer's flags.
+fn flag_page(shape: &KvShape) -> usize {
+    shape.kv_heads * PAGE_LEN * 4
+}
+
 /// Bytes of one page of a group, all its layers.
 pub fn page_bytes(group: &KvGroup) -> usize {
-    group.layers.iter().map(|l| 2 * half_page(l)).sum()
+    group.layers.iter().map(|l| 2 * half_page(l) + flag_page(l)).sum()
 }
 
 impl CudaKv {
@@ -44,13 +51,16 @@ impl CudaKv {
         let mut groups = Vec::new();
         for (group, pages) in layout.iter().zip(pages) {
             let held = ctx.held(pages * page_bytes(group), "the KV cache").map_err(device)?;
+            // What was never written must be finite: a weight of zero does not silence NaN.
+            ctx.zero(held.address(), held.bytes()).map_err(device)?;
             let mut at = held.address();
             let mut layers = Vec::new();
             for shape in &group.layers {
                 let bytes = (pages * half_page(shape)) as u64;
                 let kernels = AttendKernels::new(ctx, shape.head_dim).map_err(device)?;
-                layers.push(LayerPages { shape: *shape, keys: at, values: at + bytes, kernels });
-                at += 2 * bytes;
+                let (keys, values, flags) = (at, at + bytes, at + 2 * bytes);
+                layers.push(LayerPages { shape: *shape, keys, values, flags, kernels });
+                at = flags + (pages * flag_page(shape)) as u64;
             }
             memory.push(held);
             groups.push(layers);

@@ -9,12 +9,14 @@ use crate::context::{Context, Shape};
 use crate::error::CudaError;
 use crate::kv::{CudaKv, PAGE_LEN};
 use crate::module::{ATTEND, Function, Unit};
-use crate::ops::fuse;
+use crate::ops::fuse::{self, Places};
 
 /// Keys of a block, counted from position 0.
 const KEY_BLOCK: usize = 256;
 /// Queries of a tile.
-const QUERIES: usize = 8;
+const QUERIES: usize = 16;
+/// Threads that fold the partial results of a query.
+const FOLDERS: usize = 128;
 /// Rows up to which every key block is a block of threads of its own. Either way gives the same bits.
 const FEW_ROWS: usize = 32;
 
@@ -50,9 +52,9 @@ impl AttendKernels {
 
 /// Size of the kernel's `Work`.
 fn shared_bytes(head_dim: usize) -> usize {
-    let segments = KEY_BLOCK / (head_dim / 2);
-    let floats = QUERIES * (head_dim + KEY_BLOCK + head_dim * segments + KEY_BLOCK / 32 + 6);
-    (floats + 2 * QUERIES) * 4
+    let operands = head_dim.div_ceil(32) * 2 * 2 * 32 * 16 + KEY_BLOCK / 16 * 2 * 32 * 16;
+    let words = QUERIES * (KEY_BLOCK / 32 + 6) + KEY_BLOCK / PAGE_LEN + 2 * QUERIES;
+    operands + words * 4
 }
 
 /// The kernel's `Tile`: queries `from..from + count` of a span, counted over its rows and the query heads of a K/V head.
@@ -133,6 +135,7 @@ pub fn attend(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, q: &CudaB
             q.address(),
             layer.keys,
             layer.values,
+            layer.flags,
             positions,
             tables,
             tiles,
@@ -146,10 +149,11 @@ pub fn attend(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, q: &CudaB
         ],
     );
     if few {
+        let queries = plan.tiles.iter().map(|t| t.count as usize).max().unwrap_or(0);
         fuse::fold(
             &mut op,
             layer.kernels.fold,
-            Shape::new(plan.tiles.len(), kv_heads, KEY_BLOCK),
+            Shape { grid: [plan.tiles.len(), kv_heads, queries], block: FOLDERS, shared: 0 },
             &args![positions, tiles, partials_at, out.address(), spec.heads, kv_heads, window],
             head_dim,
         );
@@ -164,19 +168,17 @@ pub fn append(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, k: &CudaB
         batch.table(row, slot.group)[position / PAGE_LEN] * PAGE_LEN as u32 + (position % PAGE_LEN) as u32
     };
     let slots: Vec<u32> = (0..k.rows).map(place).collect();
-    let pairs = k.len() / 2;
     let mut op = ctx.operation(size_of_val(slots.as_slice()));
     let slots = op.feed(&slots);
-    let shape = (layer.shape.kv_heads, layer.shape.head_dim);
-    let (from, to) = ([k.address(), v.address()], [layer.keys, layer.values]);
-    if fuse::append(&mut op, from, to, slots, k.rows, shape) {
-        return;
+    let (heads, dim) = (layer.shape.kv_heads, layer.shape.head_dim);
+    let places = Places { keys: layer.keys, values: layer.values, flags: layer.flags, slots };
+    if !fuse::append(&mut op, [k.address(), v.address()], places, k.rows, (heads, dim)) {
+        op.launch(
+            layer.kernels.append,
+            Shape::new(k.rows, heads, 128),
+            &args![k.address(), v.address(), slots, layer.keys, layer.values, layer.flags],
+        );
     }
-    op.launch(
-        layer.kernels.append,
-        Shape::each(pairs),
-        &args![k.address(), v.address(), slots, layer.keys, layer.values, layer.shape.kv_heads, pairs as u64],
-    );
 }
 
 #[cfg(test)]
@@ -193,11 +195,15 @@ mod tests {
         batch.push(1, 0, &[0; 1], &[&pages[..1]], Wanted::All);
         let plan = plan(&batch, 0, 3, Some(300));
         let counts: Vec<_> = plan.tiles.iter().map(|t| (t.first_row, t.from, t.count)).collect();
-        assert_eq!(counts, [(0, 0, 8), (0, 8, 7), (5, 0, 3)]);
-        // Rows 700..=702 see 401 on: blocks 1 and 2; rows 702..=704 the same.
+        assert_eq!(counts, [(0, 0, 15), (5, 0, 3)]);
+        // Rows 700..=704 see 401 on: blocks 1 and 2.
         assert_eq!((plan.tiles[0].first_block, plan.tiles[0].blocks), (1, 2));
-        assert_eq!((plan.tiles[2].first_block, plan.tiles[2].blocks, plan.tiles[2].table), (0, 1, 40));
-        assert_eq!(plan.blocks, [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0]]);
+        assert_eq!((plan.tiles[1].first_block, plan.tiles[1].blocks, plan.tiles[1].table), (0, 1, 40));
+        assert_eq!(plan.blocks, [[0, 0], [0, 1], [1, 0]]);
+        batch.clear();
+        batch.push(0, 0, &[0; 11], &[&pages], Wanted::All);
+        let counts: Vec<_> = super::plan(&batch, 0, 3, None).tiles.iter().map(|t| (t.from, t.count)).collect();
+        assert_eq!(counts, [(0, 16), (16, 16), (32, 1)]);
     }
 
     #[test]

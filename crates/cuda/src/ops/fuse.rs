@@ -31,7 +31,8 @@ const WIDEST_HEAD: usize = 512;
 const JOBS: usize = 3;
 const NORM: u64 = 1;
 const ROTATE: u64 = 2;
-const APPEND: u64 = 4;
+const KEYS: u64 = 4;
+const VALUES: u64 = 8;
 
 /// Inputs of a superblock.
 pub const SUPER: usize = 256;
@@ -215,6 +216,7 @@ const SLOTS: usize = 17;
 const DIM: usize = 18;
 const COUNT: usize = 19;
 const EPS: usize = 20;
+const FLAGS: usize = 21;
 
 /// Adds a job to the launch before, or begins one. Jobs run at the same time: none may read what another writes. They share an
 /// epsilon and angles, as far as they have any.
@@ -250,7 +252,7 @@ fn heads(
             return;
         }
     }
-    let mut args = [0u64; EPS + 1];
+    let mut args = [0u64; FLAGS + 1];
     put(&mut args, 0, job);
     (args[DIM], args[EPS]) = (dim as u64, eps.unwrap_or(0));
     (args[ANGLES], args[COUNT]) = angles.map_or((0, 0), |(at, count)| (at, count as u64));
@@ -304,14 +306,24 @@ pub fn rope(
     op.launch(k.rope, Shape::each(pairs), &args![x, angles, head_dim, count, width, pairs as u64]);
 }
 
-/// Puts K and V `[rows, kv_heads * head_dim]` into pages at `slots`, by the launch before where that can be. False when nothing
-/// was done.
-#[allow(clippy::too_many_arguments, reason = "two matrices, two places")]
+/// Where K and V of a layer go: pages of keys, of values, and the flags of damaged values.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// Keys.
+    pub keys: u64,
+    /// Values.
+    pub values: u64,
+    /// Flags.
+    pub flags: u64,
+    /// page * 64 + place of each row.
+    pub slots: u64,
+}
+
+/// Puts K and V `[rows, kv_heads * head_dim]` into pages by the launch before. False, and nothing done, where that cannot be.
 pub fn append(
     op: &mut Operation<'_>,
     [key, value]: [u64; 2],
-    [keys, values]: [u64; 2],
-    slots: u64,
+    places: Places,
     rows: usize,
     (kv_heads, dim): (usize, usize),
 ) -> bool {
@@ -321,20 +333,22 @@ pub fn append(
     }
     let y = last.grid()[1];
     let a = last.args();
-    let found = [job_of(a, key, dim, APPEND), job_of(a, value, dim, APPEND)];
+    let found = [job_of(a, key, dim, KEYS), job_of(a, value, dim, KEYS)];
     let missing = found.iter().filter(|f| f.is_none()).count();
     let free = (0..JOBS).filter(|j| a[HEADS + j] == 0).count();
-    // Both or none, and what has no job yet must not be the output of one.
-    if a[SLOTS] != 0 || a[DIM] != dim as u64 || missing > free || missing == 2 {
+    // Both or none; one matrix as both would need two jobs on it.
+    if a[SLOTS] != 0 || a[DIM] != dim as u64 || missing > free || missing == 2 || key == value {
         return false;
     }
+    // What has no job yet must not be the output of one.
     for (source, found) in [key, value].iter().zip(found) {
         if found.is_none() && !apart(*source, &a[OUT..OUT + JOBS]) {
             return false;
         }
     }
     let mut added = 0;
-    for ((source, pages), found) in [key, value].into_iter().zip([keys, values]).zip(found) {
+    let parts = [(key, places.keys, KEYS), (value, places.values, VALUES)];
+    for ((source, pages, what), found) in parts.into_iter().zip(found) {
         let j = found.or_else(|| (0..JOBS).find(|j| a[HEADS + j] == 0));
         let Some(j) = j else { break }; // counted above
         if found.is_none() {
@@ -342,9 +356,9 @@ pub fn append(
             added += kv_heads;
         }
         a[PAGES + j] = pages;
-        a[WHAT] |= APPEND << (4 * j);
+        a[WHAT] |= what << (4 * j);
     }
-    a[SLOTS] = slots;
+    (a[SLOTS], a[FLAGS]) = (places.slots, places.flags);
     last.set_grid_y(y + added);
     true
 }

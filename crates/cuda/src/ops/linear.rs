@@ -278,7 +278,7 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
                 }
                 let tiles: usize = o.iter().map(|o| o.div_ceil(TILE)).sum();
                 let supers = first.inputs.div_ceil(SUPER);
-                ctx.launch(
+                ctx.operation(0).launch_streaming(
                     narrow[input.size],
                     Shape::new(tiles, input.blocks, 256),
                     &args![
@@ -296,6 +296,7 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
                         supers,
                         x.rows
                     ],
+                    std::array::from_fn(|i| (w[i], if i < same { weights[at + i].held.bytes() as u64 } else { 0 })),
                 );
                 at += same;
             }
