@@ -2,7 +2,7 @@
 
 use mlxcel_engine::sample::SamplingParams;
 use mlxcel_engine::speculate::MAX_BLOCK;
-use mlxcel_engine::{Engine, Event, FinishReason, Recording, Request, RequestId, RoundRecord};
+use mlxcel_engine::{Engine, Event, Recording, Request, RequestId, RoundRecord};
 
 /// What a run asks for.
 #[derive(Clone, Debug)]
@@ -144,8 +144,8 @@ fn drive(engine: &mut Engine, ask: &Ask<'_>) -> Result<Run, String> {
                 }
                 Event::Finished(end) => {
                     let Some(said) = place(&ids, end.id).map(|i| &mut out.said[i]) else { continue };
-                    if let FinishReason::Error(why) = &end.reason {
-                        failure.get_or_insert(why.clone());
+                    if let Some(why) = end.reason.failure() {
+                        failure.get_or_insert(why.to_string());
                     }
                     said.reason = Some(end.reason.name());
                 }

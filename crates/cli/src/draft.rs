@@ -16,10 +16,10 @@ use mlxcel_engine::speculate::gate::{Decision, Settings};
 use mlxcel_engine::speculate::probe::{Probe, Verdict};
 use mlxcel_engine::speculate::verdict::{Key, Verdicts};
 use mlxcel_engine::speculate::{MAX_BLOCK, Speculation};
-use mlxcel_engine::{Engine, EngineOptions};
-use mlxcel_model::Model;
+use mlxcel_engine::{Engine, EngineError, EngineOptions};
 use mlxcel_model::drafters::DraftKind;
 use mlxcel_model::registry::{self, Pair};
+use mlxcel_model::{Model, ModelError};
 use mlxcel_text::Tokenizer;
 
 use crate::args::{DraftArgs, DraftKindArg, ModelArgs, PrecisionArg};
@@ -235,7 +235,7 @@ impl Drafting {
 /// drafts. A probe that cannot run is one that fails.
 ///
 /// # Errors
-/// What [`Engine::new`] refuses; a drafter that was asked for and has no memory to work in.
+/// What [`Engine::new`] refuses; a drafter that was asked for and has no memory to work in; a device that fails.
 pub fn engine(
     pair: Pair,
     tokenizer: Arc<Tokenizer>,
@@ -253,7 +253,7 @@ pub fn engine(
     } else {
         let mut probe = Probe::startup(widest, options.parallel);
         (probe.hidden, probe.vocab) = (drafter.hidden_rows(), Some(tokenizer.vocab_size()));
-        difference(&mut *model, &probe, gate, notify)
+        difference(&mut *model, &probe, gate, notify)?
     };
     let allowed = Settings { allow_inexact: gate.settings.allow_inexact && widest >= 2, ..gate.settings };
     let mut drafting = Drafting::Exact;
@@ -281,7 +281,15 @@ pub fn engine(
 }
 
 /// How blocks differ from single steps, or why that could not be found out; `None` = not at all.
-fn difference(model: &mut dyn Model, probe: &Probe, gate: &Gate<'_>, notify: &mut Notify<'_>) -> Option<String> {
+///
+/// # Errors
+/// The device failed: without drafts it would be of no more use.
+fn difference(
+    model: &mut dyn Model,
+    probe: &Probe,
+    gate: &Gate<'_>,
+    notify: &mut Notify<'_>,
+) -> Result<Option<String>> {
     let verdicts = Verdicts::at(gate.environment.cache.clone());
     let key = key(model, gate.checkpoint);
     let kept = key.as_ref().and_then(|key| verdicts.get(key, probe));
@@ -304,16 +312,19 @@ fn difference(model: &mut dyn Model, probe: &Probe, gate: &Gate<'_>, notify: &mu
                     }
                     report.verdict()
                 }
-                Err(error) => return Some(format!("whether drafted blocks are exact could not be checked: {error}")),
+                Err(EngineError::Model(error @ ModelError::Device { .. })) => return Err(error.into()),
+                Err(error) => {
+                    return Ok(Some(format!("whether drafted blocks are exact could not be checked: {error}")));
+                }
             }
         }
     };
-    match verdict {
+    Ok(match verdict {
         Verdict::Exact => None,
         Verdict::Inexact { line } => {
             Some(format!("this backend computes a block of tokens otherwise than single tokens: {line}"))
         }
-    }
+    })
 }
 
 /// The key of verdicts about a model.
@@ -423,7 +434,7 @@ fn same_tokens(target: &Checkpoint, draft: &Checkpoint) -> Result<()> {
     let shared = a.vocab_size().min(b.vocab_size()) as u32;
     let Some(id) = (0..shared).find(|id| a.id_to_token(*id) != b.id_to_token(*id)) else { return Ok(()) };
     let piece = |tokenizer: &Tokenizer| tokenizer.id_to_token(id).map_or("nothing".into(), |t| format!("{t:?}"));
-    Err(mlxcel_model::ModelError::Mismatch {
+    Err(ModelError::Mismatch {
         target: target.dir().display().to_string(),
         drafter: draft.dir().display().to_string(),
         field: format!("tokenizer.json, token {id}"),

@@ -67,7 +67,7 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
         }
         answer
     };
-    if let FinishReason::Error(message) = &answer.end.reason {
+    if let Some(message) = answer.end.reason.failure() {
         bail!("{message}");
     }
     if args.json {

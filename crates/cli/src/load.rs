@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use mlxcel_checkpoint::{Checkpoint, GenerationDefaults};
-use mlxcel_compute::Backend;
+use mlxcel_compute::{Backend, ComputeError};
 use mlxcel_engine::sample::SamplingParams;
-use mlxcel_model::Model;
 use mlxcel_model::drafters::Ngram;
 use mlxcel_model::registry::{self, Pair};
+use mlxcel_model::{Model, ModelError};
 use mlxcel_text::parse::{Answer, Parser, ParserKind, ParserOptions};
 use mlxcel_text::{ChatTemplate, RenderRequest, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -67,9 +67,23 @@ impl Opened {
         environment: &Environment,
         notify: &mut Notify<'_>,
     ) -> Result<Loaded> {
-        let source = crate::draft::find(draft, &self.checkpoint, environment, notify)?;
         let backend = args.wish().open(environment, notify)?;
-        let loaded = self.assemble(source, &backend, notify)?;
+        self.pair_on(&backend, draft, environment, notify)
+    }
+
+    /// [`Opened::pair`] on a backend that was chosen.
+    ///
+    /// # Errors
+    /// As [`Opened::pair`].
+    pub fn pair_on(
+        &self,
+        backend: &Chosen,
+        draft: &DraftArgs,
+        environment: &Environment,
+        notify: &mut Notify<'_>,
+    ) -> Result<Loaded> {
+        let source = crate::draft::find(draft, &self.checkpoint, environment, notify)?;
+        let loaded = self.assemble(source, backend, notify)?;
         self.warn(&*loaded.pair.model);
         Ok(loaded)
     }
@@ -82,7 +96,13 @@ impl Opened {
         match backend {
             Chosen::Cpu(backend) => self.assemble_on(source, Arc::clone(backend), notify),
             Chosen::Faulty(backend) => self.assemble_on(source, Arc::clone(backend), notify),
-            Chosen::Cuda(backend) => self.assemble_on(source, Arc::clone(backend), notify),
+            Chosen::Cuda(backend) => {
+                let loaded = self.assemble_on(source, Arc::clone(backend), notify);
+                loaded.map_err(|error| match is_the_devices(&error) {
+                    true => error.context("the model cannot be loaded onto the GPU (--backend cpu uses the processor)"),
+                    false => error,
+                })
+            }
         }
     }
 
@@ -193,6 +213,12 @@ impl Opened {
         params.validate(vocab).context("sampling (flags, and generation_config.json for what they leave open)")?;
         Ok(params)
     }
+}
+
+/// Whether an error comes from the device, and not from the files.
+fn is_the_devices(error: &anyhow::Error) -> bool {
+    let found = error.chain().find_map(|cause| cause.downcast_ref::<ModelError>());
+    matches!(found, Some(ModelError::Device { .. } | ModelError::Compute(ComputeError::Device { .. })))
 }
 
 /// A seed nobody chose; it is printed, so that the answer can be had again. Below 2^53, so that JSON readers keep it.

@@ -33,7 +33,7 @@ const DEFAULT_CONTEXT: usize = 8192;
 /// Runs the verb.
 ///
 /// # Errors
-/// Anything that keeps the chat from starting. Inside, errors are printed and the chat goes on.
+/// Anything that keeps the chat from starting, and the loss of the device. Other errors are printed, and the chat goes on.
 pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
     let settings = draft::settings()?;
     let opened = open(&args.model, environment)?;
@@ -120,6 +120,8 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
             // Stopped before the first word: as if it had not been asked.
             Ok(None) => drop(messages.pop()),
             Err(error) if error.is::<BrokenPipe>() => return Ok(ExitCode::SUCCESS),
+            // Every further answer would be this one.
+            Err(error) if engine.failure().is_some() => return Err(error),
             Err(error) => {
                 messages.pop();
                 eprintln!("error: {error:#}");
@@ -188,7 +190,7 @@ fn answer(
     if answer.broken_pipe || writeln!(out).and_then(|()| out.flush()).is_err() {
         return Err(BrokenPipe.into());
     }
-    if let FinishReason::Error(message) = answer.end.reason {
+    if let Some(message) = answer.end.reason.failure() {
         bail!("{message}");
     }
     if let Some(drafting) = show {

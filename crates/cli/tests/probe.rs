@@ -30,7 +30,7 @@ fn text(bytes: &[u8]) -> String {
 fn both_families_are_exact() {
     for name in ["gemma4/dense", "qwen3_5/dense"] {
         let model = root("tests/golden").join(name);
-        let args = ["--widths", "2,5", "--batch", "1,3", "--draws", "2"];
+        let args = ["--backend", "cpu", "--widths", "2,5", "--batch", "1,3", "--draws", "2"];
         let out = probe(&model, &args);
         assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
         let (said, errors) = (text(&out.stdout), text(&out.stderr));

@@ -35,6 +35,12 @@ pub enum ComputeError {
         /// Bytes asked for.
         needed: usize,
     },
+    /// The device has no room, or failed; the reason has the numbers.
+    #[error("{reason}")]
+    Device {
+        /// In the backend's words.
+        reason: String,
+    },
 }
 
 /// Elementwise function of a gate.
@@ -133,6 +139,12 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// Widest block whose rows keep the law; `None` = every width. Anything else fails the conformance suite.
     fn max_exact_width(&self) -> Option<usize> {
+        None
+    }
+
+    /// Why nothing that this backend gives can be trusted any more: its device failed. `None` as long as all is well; once there is a
+    /// reason, it stays, and whoever reads a result asks for it before the result is used.
+    fn failure(&self) -> Option<String> {
         None
     }
 

@@ -159,6 +159,8 @@ pub enum Fault {
     Leak(Verb),
     /// The last of five rows or more is not written (or not worked on, in place).
     Unwritten(Verb),
+    /// After so many reads the device is gone: everything read is NaN, and [`failure`](crate::Backend::failure) says why.
+    DeviceLost(usize),
 }
 
 impl Fault {
@@ -179,11 +181,13 @@ impl Fault {
             | Fault::RefusalForgets
             | Fault::RestoreWindow
             | Fault::DeclareIgnored => Verb::State,
+            // No promise about rows: it is said.
+            Fault::DeviceLost(_) => Verb::State,
             Fault::LastBit(verb) | Fault::Inaccurate(verb) | Fault::Leak(verb) | Fault::Unwritten(verb) => verb,
         }
     }
 
-    /// Every fault that shows in some output.
+    /// Every fault that shows in some output and is not said.
     pub fn all() -> Vec<Fault> {
         let mut all = vec![
             Fault::WideLinear,

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mlxcel_compute::{Batch, NO_PAGE, Wanted};
-use mlxcel_model::Model;
 use mlxcel_model::drafters::{Drafter, HiddenRows};
+use mlxcel_model::{Model, ModelError};
 use mlxcel_text::Tokenizer;
 
 use crate::cache::pages::{PagePool, pages_needed};
@@ -80,6 +80,8 @@ pub struct Engine {
     late: Outcome,
     panics: u64,
     panic_in: Option<PanicIn>,
+    /// How the device was lost.
+    lost: Option<String>,
 }
 
 /// Pages of each group, and snapshots, that the budgets have room for.
@@ -193,6 +195,7 @@ impl Engine {
             late: Outcome::default(),
             panics: 0,
             panic_in: None,
+            lost: None,
         })
     }
 
@@ -294,6 +297,9 @@ impl Engine {
     /// # Errors
     /// [`RequestError`] names the parameter; nothing is queued.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
+        if let Some(why) = &self.lost {
+            return Err(RequestError::DeviceLost(why.clone()));
+        }
         let info = self.model.info();
         if request.prompt.is_empty() {
             return Err(RequestError::EmptyPrompt);
@@ -351,7 +357,8 @@ impl Engine {
     }
 
     /// One step: draft, schedule, forward, accept, emit. Faults and panics of a model end the requests they belong to; a panic that
-    /// belongs to none ends those that run, and the engine goes on with an empty cache.
+    /// belongs to none ends those that run, and the engine goes on with an empty cache. The loss of the device ends all, and the
+    /// engine ([`Engine::failure`]).
     pub fn step(&mut self) -> Vec<Event> {
         let mut outcome = std::mem::take(&mut self.late);
         if let Err(why) = caught(|| self.try_step(&mut outcome)) {
@@ -388,6 +395,7 @@ impl Engine {
                     speculator.measured(planned.iter().map(|p| p.len).sum(), started.elapsed().as_secs_f64());
                 }
             }
+            Err(_) if self.lost.is_some() => {}
             // One sequence may be at fault, or a draft that plain decoding would never have run: alone and without
             // drafts, each of the others gives the same bits.
             Err(_) if planned.len() > 1 || planned[0].drafts > 0 => {
@@ -397,6 +405,9 @@ impl Engine {
                 }
             }
             Err(why) => self.fail(planned[0].index, &why, outcome),
+        }
+        if let Some(why) = self.lost.clone() {
+            return self.end_all(&why, outcome);
         }
         outcome.ended.sort_unstable();
         while let Some(index) = outcome.ended.pop() {
@@ -482,7 +493,13 @@ impl Engine {
             return Ok(Vec::new());
         }
         let computed = caught(|| self.model.forward(&self.batch)).inspect_err(|_| self.panics += 1);
-        computed?.map_err(|e| e.to_string())
+        computed?.map_err(|error| {
+            let why = error.to_string();
+            if matches!(error, ModelError::Device { .. }) {
+                self.lost = Some(why.clone());
+            }
+            why
+        })
     }
 
     /// Takes a step's logits: one row a span, or one for each position of a block. A prompt chunk that is not the last has one too,

@@ -57,7 +57,7 @@ pub struct Running {
     pub rounds: Rounds,
 }
 
-/// Why a request cannot be taken: the client's fault, always.
+/// Why a request cannot be taken: the client's fault, all but the last.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// Nothing to continue.
@@ -119,6 +119,9 @@ pub enum RequestError {
     /// A stop string that is none.
     #[error(transparent)]
     Stop(#[from] StopError),
+    /// Nothing is computed any more ([`Engine::failure`](crate::Engine::failure)).
+    #[error("{0}")]
+    DeviceLost(String),
 }
 
 /// Why the engine cannot start or go on.
@@ -154,6 +157,8 @@ pub enum FinishReason {
     Cancelled,
     /// The model failed; the message says how.
     Error(String),
+    /// The device failed, and with it the engine; the message says how.
+    DeviceLost(String),
 }
 
 impl FinishReason {
@@ -163,7 +168,15 @@ impl FinishReason {
             FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Grammar => "stop",
             FinishReason::Length => "length",
             FinishReason::Cancelled => "cancelled",
-            FinishReason::Error(_) => "error",
+            FinishReason::Error(_) | FinishReason::DeviceLost(_) => "error",
+        }
+    }
+
+    /// What failed, where that is why it ended.
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            FinishReason::Error(why) | FinishReason::DeviceLost(why) => Some(why),
+            _ => None,
         }
     }
 }

@@ -256,7 +256,11 @@ impl Sequence {
             match result.matched {
                 None => text.push_str(&self.stops.finish()),
                 // Text completed only by breaking off does not turn a failure or a cancellation into a proper end.
-                Some(_) if matches!(reason, FinishReason::Cancelled | FinishReason::Error(_)) => {}
+                Some(_)
+                    if matches!(
+                        reason,
+                        FinishReason::Cancelled | FinishReason::Error(_) | FinishReason::DeviceLost(_)
+                    ) => {}
                 Some(stop) => reason = FinishReason::StopString(stop),
             }
         }

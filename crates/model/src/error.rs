@@ -1,7 +1,7 @@
 //! What can go wrong when a model is loaded or run.
 
 use mlxcel_checkpoint::CheckpointError;
-use mlxcel_compute::ComputeError;
+use mlxcel_compute::{Backend, ComputeError};
 
 /// Errors of loading and running a model.
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +12,12 @@ pub enum ModelError {
     /// The backend cannot hold a weight or the cache.
     #[error(transparent)]
     Compute(#[from] ComputeError),
+    /// The device that computes failed: what it gave is no answer, and neither is what it would give.
+    #[error("the device failed, and nothing that it computes can be trusted any more: {reason}")]
+    Device {
+        /// In the backend's words.
+        reason: String,
+    },
     /// A logit is NaN or infinite.
     #[error(
         "{model}: the logits of position {position} are not finite; the first non-finite values come from {site}. \
@@ -55,4 +61,12 @@ pub enum ModelError {
     /// Pages were not reserved before a forward pass.
     #[error("no KV pages were reserved")]
     NoPages,
+}
+
+/// Sees that what a backend gave can be trusted.
+///
+/// # Errors
+/// [`ModelError::Device`].
+pub(crate) fn intact<B: Backend>(backend: &B) -> Result<(), ModelError> {
+    backend.failure().map_or(Ok(()), |reason| Err(ModelError::Device { reason }))
 }

@@ -117,7 +117,7 @@ pub trait Model: Send {
     /// lost.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// When the memory cannot be had; [`ModelError::Device`].
     fn reserve(&mut self, pages: &[usize], slots: usize) -> Result<(), ModelError>;
 
     /// Which hidden states forward passes leave for a drafter from now on; none at first.
@@ -148,7 +148,8 @@ pub trait Model: Send {
     /// Runs one batch and returns the logits of its wanted rows, `[wanted, vocab]` row-major.
     ///
     /// # Errors
-    /// [`ModelError::NonFinite`] when a logit is NaN or infinite, naming the first layer that produced one. Recurrent states
+    /// [`ModelError::Device`] when the device failed, from then on always. [`ModelError::NonFinite`] when a logit is NaN or infinite,
+    /// naming the first layer that produced one. Recurrent states
     /// of the batch are then lost where they cannot be taken back to the start of their span ([`Model::save_state`] gives none),
     /// and so are the K/V of those spans.
     fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError>;

@@ -5,6 +5,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use mlxcel_compute::{Backend, Batch, KvGroup};
 
 use crate::drafters::{HiddenRows, all_finite};
+use crate::error::intact;
 use crate::tap::{FirstNonFinite, Tap};
 use crate::{Hidden, Memory, Model, ModelError, ModelInfo, Network, Shared, Snapshot, TAKE_BACK};
 
@@ -41,6 +42,7 @@ impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
         }
         let logits = self.network.forward(&self.backend, memory, batch, &mut tap);
         let logits = self.backend.read(&logits);
+        intact(&*self.backend)?;
         let vocab = self.network.info().vocab_size;
         if all_finite(&logits) {
             return Ok(logits);
@@ -113,7 +115,7 @@ impl<B: Backend, N: Network<B>> Model for LoadedModel<B, N> {
             state: self.backend.state_new(self.network.state_layout(), slots, TAKE_BACK)?,
             hidden: Hidden { keep: self.keep, rows: None },
         });
-        Ok(())
+        intact(&*self.backend)
     }
 
     fn keep_hidden(&mut self, rows: HiddenRows) {

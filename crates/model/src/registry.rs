@@ -6,6 +6,7 @@ use mlxcel_checkpoint::{Checkpoint, CheckpointError};
 use mlxcel_compute::Backend;
 
 use crate::drafters::{Classic, DraftKind, Drafter, gemma4_assistant, qwen3_5_mtp};
+use crate::error::intact;
 use crate::gemma4::Gemma4;
 use crate::llama::Llama;
 use crate::qwen3_5::Qwen3_5;
@@ -85,9 +86,9 @@ pub fn families<B: Backend>() -> [Family<B>; 3] {
 ///
 /// # Errors
 /// Unknown `model_type`s are refused before any weight is read, naming the file and the supported ones; then whatever
-/// the family's loader finds wrong.
+/// the family's loader finds wrong; a device that failed meanwhile.
 pub fn load<B: Backend>(checkpoint: &Checkpoint, backend: Arc<B>) -> Result<Box<dyn Model>, ModelError> {
-    Ok((family::<B>(checkpoint)?.load)(checkpoint, None, backend)?.model)
+    Ok(load_family(checkpoint, None, backend)?.model)
 }
 
 /// Loads a target and the drafter in another checkpoint (or in the target's own) onto a backend. That the two fit each other is
@@ -116,8 +117,19 @@ pub fn load_as<B: Backend>(
             let drafter = Classic::new(load(draft, backend)?);
             Ok(Pair { model, drafter: Some(Box::new(drafter)) })
         }
-        DraftKind::Mtp | DraftKind::Ngram => (family::<B>(target)?.load)(target, Some(draft), backend),
+        DraftKind::Mtp | DraftKind::Ngram => load_family(target, Some(draft), backend),
     }
+}
+
+/// Has the target's family load it, and sees that the device took everything.
+fn load_family<B: Backend>(
+    target: &Checkpoint,
+    head: Option<&Checkpoint>,
+    backend: Arc<B>,
+) -> Result<Pair, ModelError> {
+    let pair = (family::<B>(target)?.load)(target, head, Arc::clone(&backend))?;
+    intact(&*backend)?;
+    Ok(pair)
 }
 
 /// What kind of drafter a checkpoint is for a target: its head ([`DraftKind::Mtp`]), or a model of its own

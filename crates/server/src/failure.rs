@@ -77,6 +77,7 @@ fn invalid(error: &RequestError, prompt: &str) -> ApiError {
         RequestError::BlockSize { .. } => of("speculative.block_size"),
         RequestError::Stop(_) => of("stop"),
         RequestError::Constraint => ApiError::new(ErrorKind::Internal, error.to_string()),
+        RequestError::DeviceLost(why) => ApiError::new(ErrorKind::Unavailable, why.clone()),
         RequestError::Sampling(error) => {
             let text = error.to_string();
             // The message begins with the parameter, and sometimes with what of it.
@@ -100,6 +101,7 @@ mod tests {
         assert_eq!((error.code, error.param.as_deref()), (Some("context_length_exceeded"), Some("prompt")));
         assert_eq!(refused(&Refusal::Full { waiting: 3 }, "prompt").status(), 503);
         assert_eq!(refused(&Refusal::Dead("x".into()), "prompt").status(), 503);
+        assert_eq!(refused(&Refusal::Request(RequestError::DeviceLost("x".into())), "prompt").status(), 503);
     }
 
     #[test]

@@ -247,7 +247,9 @@ impl Speech {
         deltas.extend(self.parser.finish());
         self.hand_on(deltas);
         let reason = end.reason.name();
-        if let (Some(record), FinishReason::Cancelled | FinishReason::Error(_)) = (&record, &end.reason) {
+        if let (Some(record), FinishReason::Cancelled | FinishReason::Error(_) | FinishReason::DeviceLost(_)) =
+            (&record, &end.reason)
+        {
             record.broken(reason);
         }
         let (cut, stop_string) = match &end.reason {
@@ -261,6 +263,8 @@ impl Speech {
                 ));
             }
             FinishReason::Error(why) => return Err(ApiError::new(ErrorKind::Internal, why.clone())),
+            // No fault of the request: another server may answer it.
+            FinishReason::DeviceLost(why) => return Err(ApiError::new(ErrorKind::Unavailable, why.clone())),
         };
         let completion_tokens = end.completion_tokens as u64;
         let end = End {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use mlxcel_engine::{Engine, Event, FinishReason};
+use mlxcel_engine::{Engine, Event};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -133,7 +133,7 @@ impl Metrics {
                     self.requests.get_or_create(&Reason { reason: end.reason.name() }).inc();
                     self.prompt_tokens.inc_by(end.prompt_tokens as u64);
                     self.cached_tokens.inc_by(end.cached_tokens as u64);
-                    if let FinishReason::Error(why) = &end.reason {
+                    if let Some(why) = end.reason.failure() {
                         self.non_finite.inc_by(u64::from(why.contains("not finite")));
                     }
                     if end.completion_tokens > 1 {

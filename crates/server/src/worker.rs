@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use mlxcel_engine::{Engine, Event, Recording, Request, RequestError, RequestId, Running};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::metrics::Metrics;
 
@@ -85,6 +85,7 @@ pub struct Worker<F> {
     status: Arc<RwLock<Status>>,
     facts: Arc<RwLock<Option<Arc<F>>>>,
     thread: RwLock<Option<JoinHandle<()>>>,
+    ended: watch::Receiver<Option<String>>,
 }
 
 /// A request in progress: its events. Dropping it cancels the request.
@@ -131,29 +132,38 @@ impl<F: Send + Sync + 'static> Worker<F> {
         let status = Status { state: State::Loading, running: Vec::new(), waiting: 0, pages: 0, pages_in_use: 0 };
         let (status, facts) = (Arc::new(RwLock::new(status)), Arc::new(RwLock::new(None)));
         let (own_status, own_facts) = (Arc::clone(&status), Arc::clone(&facts));
+        let (end, ended) = watch::channel(None);
         let thread = std::thread::Builder::new().name("mlxcel-engine".into()).spawn(move || {
             let loaded =
                 catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| Err("loading the model panicked".into()));
-            let ended = match loaded {
+            let why = match loaded {
                 Err(why) => why,
                 Ok(Ready { engine, facts }) => {
                     *own_facts.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(facts));
                     let mut serving = Serving { engine, streams: HashMap::new(), queue, metrics, status: &own_status };
                     serving.tell(State::Ready);
-                    catch_unwind(AssertUnwindSafe(|| serving.run(&inbox)))
-                        .err()
-                        .map_or_else(|| "it was shut down".into(), |_| "it panicked".into())
+                    let lost = catch_unwind(AssertUnwindSafe(|| serving.run(&inbox)));
+                    lost.map_or_else(|_| "it panicked".into(), |lost| lost.unwrap_or_else(|| "it was shut down".into()))
                 }
             };
-            let mut status = own_status.write().unwrap_or_else(PoisonError::into_inner);
-            *status = Status { state: State::Dead(ended), running: Vec::new(), waiting: 0, pages: 0, pages_in_use: 0 };
+            let state = State::Dead(why.clone());
+            *own_status.write().unwrap_or_else(PoisonError::into_inner) =
+                Status { state, running: Vec::new(), waiting: 0, pages: 0, pages_in_use: 0 };
+            let _ = end.send(Some(why)); // nobody may be waiting for it
         })?;
-        Ok(Worker { commands, status, facts, thread: RwLock::new(Some(thread)) })
+        Ok(Worker { commands, status, facts, thread: RwLock::new(Some(thread)), ended })
     }
 
     /// How it is doing.
     pub fn status(&self) -> Status {
         self.status.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until the thread has ended, and says why. By then everybody who waits for an answer was told.
+    pub async fn ended(&self) -> String {
+        let mut ended = self.ended.clone();
+        let why = ended.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        why.unwrap_or_else(|| "it broke off".into())
     }
 
     /// What is known of the engine; `None` while it loads.
@@ -204,35 +214,40 @@ struct Serving<'a> {
 }
 
 impl Serving<'_> {
-    fn run(&mut self, inbox: &Receiver<Command>) {
+    /// Serves until there is nobody left to ask, or it is told to stop; or until the device fails, and then says how.
+    fn run(&mut self, inbox: &Receiver<Command>) -> Option<String> {
         self.engine.set_recording(Recording::Rounds);
         loop {
             if self.engine.is_idle() {
                 // Nothing to do until somebody asks.
-                let Ok(command) = inbox.recv() else { return };
+                let command = inbox.recv().ok()?;
                 if !self.take(command) {
-                    return;
+                    return None;
                 }
             }
             loop {
                 match inbox.try_recv() {
                     Ok(command) => {
                         if !self.take(command) {
-                            return;
+                            return None;
                         }
                     }
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return,
+                    Err(TryRecvError::Disconnected) => return None,
                 }
             }
             if !self.engine.is_idle() {
                 let events = self.engine.step();
                 self.metrics.step(&self.engine, &events);
-                // Whoever hears that an answer ended finds its slot free.
-                self.tell(State::Ready);
+                let lost = self.engine.failure().map(str::to_string);
+                // Whoever hears that an answer ended finds its slot free, or the engine gone.
+                self.tell(lost.clone().map_or(State::Ready, State::Dead));
                 events.into_iter().for_each(|event| self.deliver(event));
                 for warning in self.engine.take_warnings() {
                     tracing::warn!("{warning}");
+                }
+                if lost.is_some() {
+                    return lost;
                 }
             }
             if self.engine.is_idle() {

@@ -15,10 +15,14 @@ use mlxcel_engine::speculate::MAX_BLOCK;
 use mlxcel_server::{App, Facts, Metrics, Options, Ready, Size, Speculation, Worker};
 use mlxcel_text::parse::ParserKind;
 
-use crate::draft::{self, Drafting, Gate, Notice};
+use crate::backend::Chosen;
+use crate::draft::{self, Drafting, Gate, Notice, Notify};
 use crate::load::{Loaded, open};
 use crate::locate::Environment;
 use crate::serve::args::{ReasoningArg, ServeArgs, ThinkArg};
+
+/// How long a server whose engine has ended still answers why.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Context where neither the operator nor the model asks for less.
 const CONTEXT: usize = 8192;
@@ -26,7 +30,8 @@ const CONTEXT: usize = 8192;
 /// Runs the verb.
 ///
 /// # Errors
-/// Anything a user can mend: the address is taken, a key file is empty, the model cannot be loaded.
+/// Anything a user can mend: the address is taken, a key file is empty, the model cannot be loaded; and an engine that ends by itself,
+/// for the device failed.
 pub fn run(args: &ServeArgs, environment: &Environment) -> Result<ExitCode> {
     log_to(args.log_file.as_deref())?;
     let telemetry = telemetry::start(args.otlp_endpoint.as_deref())?;
@@ -45,14 +50,21 @@ pub fn run(args: &ServeArgs, environment: &Environment) -> Result<ExitCode> {
         ..Options::default()
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(serve(args.clone(), environment.clone(), options));
+    let (own, place) = (args.clone(), environment.clone());
+    let load = move || load(&own, &place, |notify| own.model.wish().open(&place, notify));
+    let result = runtime.block_on(serve(args, options, load));
     // Requests that were cut off end with the runtime, and are heard of.
     drop(runtime);
     telemetry.stop();
     result
 }
 
-async fn serve(args: ServeArgs, environment: Environment, options: Options) -> Result<ExitCode> {
+/// Serves what `load` gives, until a signal comes or the engine ends.
+async fn serve(
+    args: &ServeArgs,
+    options: Options,
+    load: impl FnOnce() -> Result<Ready<Facts>> + Send + 'static,
+) -> Result<ExitCode> {
     let address = (args.host.as_str(), args.port);
     let listener = tokio::net::TcpListener::bind(address).await;
     let listener = listener.with_context(|| {
@@ -65,37 +77,38 @@ async fn serve(args: ServeArgs, environment: Environment, options: Options) -> R
     let queue = args.max_queue_depth;
     let (loaded, ready) = tokio::sync::oneshot::channel();
     let worker = Worker::start(queue, Arc::clone(&metrics), move || {
-        let result = load(&args, &environment).map_err(|error| format!("{error:#}"));
-        let said = match &result {
-            Ok(ready) => Ok(summary(&ready.facts)),
-            Err(why) => Err(why.clone()),
-        };
-        let _ = loaded.send(said);
-        result
+        let ready = load().map_err(|error| format!("{error:#}"))?;
+        let _ = loaded.send(summary(&ready.facts));
+        Ok(ready)
     })?;
     let app = Arc::new(App { worker, metrics, options });
     let own = Arc::clone(&app);
-    let (fail, failed) = tokio::sync::oneshot::channel::<String>();
     tokio::spawn(async move {
-        match ready.await {
-            Ok(Ok(text)) => {
-                // The engine takes requests a moment after it was loaded; who reads this line may send one.
-                for _ in 0..1000 {
-                    if own.facts().is_ok() {
-                        break;
-                    }
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                eprintln!("{text}\nlistening on http://{local}");
+        // What cannot be loaded ends the worker, which is heard below.
+        let Ok(text) = ready.await else { return };
+        // The engine takes requests a moment after it was loaded; who reads this line may send one.
+        for _ in 0..1000 {
+            if own.facts().is_ok() {
+                break;
             }
-            Ok(Err(why)) => drop(fail.send(why)),
-            Err(_) => drop(fail.send("loading the model panicked".into())),
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
+        eprintln!("{text}\nlistening on http://{local}");
     });
     let (why_not, mut reason) = tokio::sync::mpsc::channel(1);
+    let own = Arc::clone(&app);
     let stop = async move {
         tokio::select! {
-            Ok(why) = failed => drop(why_not.send(why).await),
+            why = own.worker.ended() => {
+                let mut why = why;
+                if own.worker.facts().is_some() {
+                    why = format!("the engine has stopped: {why}");
+                    tracing::error!("{why}");
+                    // Whoever asks now is answered 503 and why, instead of finding nobody.
+                    tokio::time::sleep(LAST_WORDS).await;
+                }
+                drop(why_not.send(why).await);
+            }
             () = interrupted() => eprintln!("stopping: streams may go on for {} s", grace.as_secs()),
         }
     };
@@ -155,8 +168,12 @@ fn keys(args: &ServeArgs) -> Result<Vec<String>> {
     Ok(keys)
 }
 
-/// Loads model, drafter, tokenizer and template, and passes the gate.
-fn load(args: &ServeArgs, environment: &Environment) -> Result<Ready<Facts>> {
+/// Loads model, drafter, tokenizer and template onto the backend that `choose` gives, and passes the gate.
+fn load(
+    args: &ServeArgs,
+    environment: &Environment,
+    choose: impl FnOnce(&mut Notify<'_>) -> Result<Chosen>,
+) -> Result<Ready<Facts>> {
     let settings = draft::settings()?;
     let drafts = args.drafts();
     let opened = open(&args.model, environment)?;
@@ -164,7 +181,8 @@ fn load(args: &ServeArgs, environment: &Environment) -> Result<Ready<Facts>> {
         Notice::Inexact(text) | Notice::Warning(text) => tracing::warn!("{text}"),
         Notice::Wait(text) | Notice::Backend { line: text, .. } => tracing::info!("{text}"),
     };
-    let Loaded { pair, asked } = opened.pair(&args.model, &drafts, environment, &mut notify)?;
+    let backend = choose(&mut notify)?;
+    let Loaded { pair, asked } = opened.pair_on(&backend, &drafts, environment, &mut notify)?;
     let tokenizer = opened.tokenizer(&*pair.model)?;
     let template = opened.template(args.chat_template_file.as_deref());
     // A base model can still continue text; a template that was asked for has to work.
@@ -264,3 +282,6 @@ fn summary(facts: &Facts) -> String {
         facts.backend
     )
 }
+
+#[cfg(test)]
+mod tests;

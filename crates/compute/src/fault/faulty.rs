@@ -1,6 +1,7 @@
 //! The wrapper: every verb passed on, spoilt where the fault says so.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::state::{Copied, Tracked};
 use super::{Fault, Verb};
@@ -8,10 +9,11 @@ use crate::backend::{Activation, Attend, Backend, ComputeError, DeltaGates, Expe
 use crate::{Batch, HostWeight, StateLayout, Wanted};
 
 /// A backend with one [`Fault`]; everything else is passed on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Faulty<B> {
     pub(super) inner: B,
     pub(super) fault: Fault,
+    reads: AtomicUsize,
 }
 
 /// A buffer that knows its shape.
@@ -30,7 +32,12 @@ pub struct Traced<T> {
 impl<B: Backend> Faulty<B> {
     /// Wraps a backend.
     pub fn new(inner: B, fault: Fault) -> Self {
-        Faulty { inner, fault }
+        Faulty { inner, fault, reads: AtomicUsize::new(0) }
+    }
+
+    /// Whether the device is gone ([`Fault::DeviceLost`]).
+    fn is_lost(&self) -> bool {
+        matches!(self.fault, Fault::DeviceLost(after) if self.reads.load(Ordering::Relaxed) > after)
     }
 
     /// A copy of a buffer with other values.
@@ -99,6 +106,10 @@ impl<B: Backend> Backend for Faulty<B> {
         format!("{} with the fault {:?}", self.inner.describe(), self.fault)
     }
 
+    fn failure(&self) -> Option<String> {
+        if self.is_lost() { Some("the device was taken away on purpose".into()) } else { self.inner.failure() }
+    }
+
     fn page_len(&self) -> usize {
         self.inner.page_len()
     }
@@ -164,7 +175,8 @@ impl<B: Backend> Backend for Faulty<B> {
     }
 
     fn read(&self, buffer: &Self::Buffer) -> Vec<f32> {
-        self.inner.read(&buffer.inner)
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if self.is_lost() { vec![f32::NAN; buffer.rows * buffer.width] } else { self.inner.read(&buffer.inner) }
     }
 
     fn embed(&self, table: &B::Weight, ids: &[u32], scale: f32, out: &mut Self::Buffer) {

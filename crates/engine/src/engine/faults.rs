@@ -1,4 +1,4 @@
-//! What becomes of faults and panics: they end the request they belong to, and nothing else.
+//! What becomes of faults and panics: they end the request they belong to, and nothing else. Only the loss of the device ends all.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,8 +27,7 @@ fn said(payload: &(dyn Any + Send)) -> String {
 }
 
 /// The final event of a sequence that failed.
-fn failed(sequence: &mut Sequence, why: &str) -> Event {
-    let reason = FinishReason::Error(why.into());
+fn failed(sequence: &mut Sequence, reason: FinishReason) -> Event {
     // What is left of its text may be what is broken.
     caught(|| sequence.finish(reason.clone())).unwrap_or_else(|_| sequence.finish_without_text(reason))
 }
@@ -54,8 +53,11 @@ impl Engine {
     }
 
     pub(super) fn fail(&mut self, index: usize, why: &str, outcome: &mut Outcome) {
+        if self.lost.is_some() {
+            return; // it will be ended with all others
+        }
         let sequence = &mut self.running[index];
-        outcome.events.push(failed(sequence, why));
+        outcome.events.push(failed(sequence, FinishReason::Error(why.into())));
         // What a failed forward wrote is not to be reused.
         sequence.computed = 0;
         outcome.ended.push(index);
@@ -65,6 +67,29 @@ impl Engine {
     /// memory stays the model's; those that wait are served.
     pub(super) fn start_over(&mut self, why: &str, outcome: &mut Outcome) {
         self.panics += 1;
+        self.end_running(&FinishReason::Error(why.into()), outcome);
+        self.warnings.push(format!("a step broke off, and the requests in it were ended: {why}"));
+    }
+
+    /// After the loss of the device: nothing can be computed any more, for those that run and for those that wait.
+    pub(super) fn end_all(&mut self, why: &str, outcome: &mut Outcome) {
+        let reason = FinishReason::DeviceLost(why.into());
+        self.end_running(&reason, outcome);
+        while let Some((id, request)) = self.waiting.pop_front() {
+            // The request was checked when it came.
+            if let Ok(mut sequence) = self.sequence(id, request) {
+                outcome.events.push(failed(&mut sequence, reason.clone()));
+            }
+        }
+    }
+
+    /// Why nothing is computed any more: the device failed. Every request was ended, and none is taken.
+    pub fn failure(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    /// Ends those that run, and begins the books anew.
+    fn end_running(&mut self, reason: &FinishReason, outcome: &mut Outcome) {
         // An answer that was complete had its final event.
         let running = self.running.drain(..).filter(|sequence| !sequence.has_ended());
         let ended = |event: &Event| match event {
@@ -73,13 +98,12 @@ impl Engine {
         };
         let already: Vec<_> = outcome.events.iter().filter_map(ended).collect();
         let broken = running.filter(|sequence| !already.contains(&sequence.id));
-        outcome.events.extend(broken.map(|mut sequence| failed(&mut sequence, why)));
+        outcome.events.extend(broken.map(|mut sequence| failed(&mut sequence, reason.clone())));
         let snapshots = self.cache.as_ref().map_or(0, |cache| cache.snapshots.most());
         self.states = States::new(&*self.model, self.options.parallel, snapshots > 0);
         self.pool = PagePool::new(self.model.kv_layout(), self.model.page_len(), &self.pages);
         let cache = || PrefixCache::new(&self.pool, self.pages.clone(), Snapshots::new(snapshots));
         self.cache = self.options.reuse.then(cache);
-        self.warnings.push(format!("a step broke off, and the requests in it were ended: {why}"));
     }
 
     /// Panics that were caught.

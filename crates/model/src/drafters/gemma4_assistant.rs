@@ -15,6 +15,7 @@ use mlxcel_compute::{Backend, Batch, NO_PAGE, Wanted};
 
 use self::network::Assistant;
 use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
+use crate::error::intact;
 use crate::gemma4::Gemma4;
 use crate::loaded::lock;
 use crate::tap::{FirstNonFinite, Tap};
@@ -142,6 +143,7 @@ impl<B: Backend> Gemma4Assistant<B> {
             (self.network.head().candidates(backend, &y, counts, tap), y)
         };
         let (candidates, y) = run(&mut None);
+        intact(&*self.backend)?;
         if let Some(bad) = candidates.iter().position(Option::is_none) {
             let mut finder = FirstNonFinite::default();
             run(&mut Some(&mut finder));
@@ -189,6 +191,7 @@ impl<B: Backend> Gemma4Assistant<B> {
                 break;
             }
             states = self.network.states(&self.backend, &y, &rows);
+            intact(&*self.backend)?;
             let width = states.len() / asking.len();
             if let Some(bad) = states.iter().position(|s| !s.is_finite()) {
                 return Err(self.non_finite(asking[bad / width].position, "post_projection".into()));
@@ -227,7 +230,9 @@ impl<B: Backend> Drafter for Gemma4Assistant<B> {
         let last: Vec<u32> = kept.iter().map(|k| k.rows.end as u32 - 1).collect();
         let mut own = self.backend.buffer(last.len(), width);
         self.backend.gather(rows, &last, &mut own);
-        for (k, hidden) in kept.iter().zip(self.backend.read(&own).chunks_exact(width)) {
+        let values = self.backend.read(&own);
+        intact(&*self.backend)?;
+        for (k, hidden) in kept.iter().zip(values.chunks_exact(width)) {
             self.slots[k.slot] = Some(LastRow { position: k.start + k.rows.len() - 1, hidden: hidden.to_vec() });
         }
         Ok(())

@@ -138,7 +138,7 @@ pub trait Drafter: Send {
     /// Proposes up to `count` tokens for each sequence, in one batched forward a depth.
     ///
     /// # Errors
-    /// [`ModelError::NonFinite`] for damaged weights. What it knows of the asking slots is then lost, as after
+    /// [`ModelError::Device`] when the device failed; [`ModelError::NonFinite`] for damaged weights. What it knows of the asking slots is then lost, as after
     /// [`Drafter::take_back`] to 0.
     fn propose(&mut self, asks: &[Ask<'_>], choose: &mut dyn Choose) -> Result<Vec<Vec<u32>>, ModelError>;
 

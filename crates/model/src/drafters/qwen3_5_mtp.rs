@@ -18,6 +18,7 @@ use self::head::{Cache, Head};
 use self::layout::Layout;
 use self::slot::{Repair, Slot};
 use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept, top_candidates};
+use crate::error::intact;
 use crate::loaded::lock;
 use crate::qwen3_5::Qwen3_5;
 use crate::{Hidden, LoadedModel, ModelError, Shared};
@@ -117,7 +118,9 @@ impl<B: Backend> Mtp<B> {
     fn run(&mut self, batch: &Batch, hidden: &B::Buffer, step: usize) -> Result<Vec<f32>, ModelError> {
         let cache = self.cache.as_mut().ok_or(ModelError::NoPages)?;
         let logits = self.head.forward(&self.backend, &self.network, cache, batch, hidden, step);
-        Ok(self.backend.read(&logits))
+        let logits = self.backend.read(&logits);
+        intact(&*self.backend)?;
+        Ok(logits)
     }
 
     /// [`Mtp::run`] on hidden states that came from the target.
@@ -246,6 +249,7 @@ impl<B: Backend> Drafter for Mtp<B> {
             Some(rows) => self.backend.read(rows),
             None => return Ok(()), // nothing was left to read: a step that was missed
         };
+        intact(&*self.backend)?;
         let (width, page_len) = (self.head.hidden(), self.backend.page_len());
         for one in kept {
             debug_assert_eq!(one.rows.len(), one.next.len(), "a token after each row");

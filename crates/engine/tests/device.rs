@@ -1,0 +1,93 @@
+//! The loss of the device ends every request with its reason, and the engine: no answer is made of what a lost device gives.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{Driver, question, sampled, tokenizer};
+use mlxcel_checkpoint::Checkpoint;
+use mlxcel_compute::fault::{Fault, Faulty};
+use mlxcel_cpu::{CpuBackend, Precision};
+use mlxcel_engine::{Engine, EngineOptions, FinishReason, Request, RequestError, Speculation};
+use mlxcel_model::registry;
+use mlxcel_text::Tokenizer;
+
+const REASON: &str =
+    "the device failed, and nothing that it computes can be trusted any more: the device was taken away on purpose";
+
+/// A demo, with its drafter or without, whose device goes after so many reads.
+fn driver(target: &str, drafter: Option<&str>, reads: usize) -> Driver {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let open = |name: &str| Checkpoint::open(&models.join(name)).unwrap_or_else(|e| panic!("{e}"));
+    let backend = Arc::new(Faulty::new(CpuBackend::new(Precision::Int8, 1), Fault::DeviceLost(reads)));
+    let words = Arc::new(Tokenizer::load(&models.join(target)).unwrap_or_else(|e| panic!("{e}")));
+    let options = EngineOptions { parallel: 3, step_rows: 16, context: Some(256), ..EngineOptions::default() };
+    let engine = match drafter {
+        None => Engine::new(registry::load(&open(target), backend).expect("a model"), words, options),
+        Some(name) => {
+            let pair = registry::load_pair(&open(target), &open(name), backend).expect("a pair");
+            let speculation = Speculation { block_size: Some(3), calibrate: 0, ..Speculation::default() };
+            Engine::with_drafter(pair.model, words, options, pair.drafter.expect("a drafter"), speculation)
+        }
+    };
+    Driver::with(engine.unwrap_or_else(|e| panic!("{e}")))
+}
+
+fn requests() -> Vec<Request> {
+    let prompt = |i: u32| [question("What is speculative decoding?"), vec![430 + i]].concat();
+    (0..5).map(|i| Request { ignore_eos: true, ..sampled(prompt(i), 3 + 2 * i as usize, 7) }).collect()
+}
+
+#[test]
+fn everything_ends_and_nothing_is_made_up() {
+    for (target, drafter) in [
+        ("gemma-4-tiny-it-4bit", None),
+        ("gemma-4-tiny-it-4bit", Some("gemma-4-tiny-it-assistant-4bit")),
+        ("gemma-4-tiny-it-4bit", Some("gemma-4-tiny-it-4bit")),
+        ("qwen3.5-tiny-4bit", Some("qwen3.5-tiny-mtp-4bit")),
+    ] {
+        let mut whole = driver(target, drafter, usize::MAX);
+        let honest: Vec<_> = requests().into_iter().map(|r| whole.ask(r).answer).collect();
+        assert!(whole.engine.failure().is_none());
+        let mut ended = 0;
+        for reads in [0, 1, 2, 3, 5, 8, 13, 21] {
+            let mut driver = driver(target, drafter, reads);
+            let ids: Vec<_> = requests().into_iter().map(|request| driver.submit(request)).collect();
+            driver.run();
+            for (id, honest) in ids.iter().zip(&honest) {
+                let answer = &driver.done[id].answer;
+                assert!(honest.tokens.starts_with(&answer.tokens), "{target}, {reads} reads");
+                match &answer.reason {
+                    FinishReason::DeviceLost(why) => assert_eq!((&**why, answer.reason.name()), (REASON, "error")),
+                    reason => assert_eq!((reason, &answer.tokens), (&honest.reason, &honest.tokens)),
+                }
+                ended += usize::from(answer.reason.failure().is_some());
+            }
+            if driver.engine.failure().is_none() {
+                continue; // they were done before
+            }
+            assert_eq!(driver.engine.failure(), Some(REASON));
+            assert!(driver.engine.is_idle() && driver.engine.step().is_empty() && driver.engine.panics() == 0);
+            assert_eq!(driver.engine.pages_in_use().iter().sum::<usize>(), 0);
+            let refused = driver.engine.submit(requests().remove(0)).expect_err("no more requests");
+            assert!(matches!(refused, RequestError::DeviceLost(why) if why == REASON));
+        }
+        assert!(ended > 20, "{target} with {drafter:?}: {ended} of 40 requests");
+    }
+}
+
+/// The twin: one damaged row ends one request, and the engine goes on.
+#[test]
+fn damage_alone_is_no_loss() {
+    use common::scripted::{Row, SMALL, Scripted, hash_row};
+    let model = Scripted::model(SMALL, |seen| match seen[0] {
+        430 => Row::Broken,
+        _ => Row::Logits(hash_row(seen)),
+    });
+    let mut driver = Driver::over(model, tokenizer(), EngineOptions::default());
+    let ask = |first: u32| sampled(vec![first, 441, 442], 4, 6);
+    assert!(matches!(driver.ask(ask(430)).answer.reason, FinishReason::Error(_)));
+    assert!(driver.engine.failure().is_none());
+    assert_eq!(driver.ask(ask(431)).answer.tokens.len(), 4);
+}
