@@ -144,6 +144,43 @@ fn int8_costs_less_than_half_a_percent_of_perplexity() {
     assert!(value["results"][0]["tokens"].as_u64().expect("tokens") > 500);
 }
 
+/// True on machines with a GPU and without.
+#[test]
+fn the_backend_is_said_or_missed_in_words() {
+    let model = demo();
+    let ask = ["generate", "-m", model.to_str().expect("path"), "-p", "Hi", "-n", "2", "--temp", "0", "-md", "none"];
+    let said = |more: &[&str]| {
+        let out = mlxcel(&[&ask[..], more].concat()).env_remove("MLXCEL_BACKEND").output().expect("the binary runs");
+        (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let (well, auto) = said(&[]);
+    let line = auto.lines().next().unwrap_or_default();
+    let reason = line.strip_prefix("backend: cpu (auto: ").and_then(|rest| rest.strip_suffix(')'));
+    assert!(well && (reason.is_some() || line.starts_with("backend: cuda, device 0 (auto")), "{auto}");
+    assert!(auto.matches("backend:").count() == 1 && said(&["--json"]).1.starts_with(line), "{auto}");
+    assert_eq!(said(&["--quiet"]), (true, String::new()));
+    let (well, cpu) = said(&["--backend", "cpu", "--device", "7"]);
+    assert!(well && !cpu.contains("backend:"), "{cpu}");
+    // The variable, and that one set to nothing is none.
+    let with = |value| mlxcel(&ask).env("MLXCEL_BACKEND", value).output().expect("the binary runs");
+    assert!(String::from_utf8_lossy(&with("").stderr).starts_with(line));
+    assert!(!String::from_utf8_lossy(&with("cpu").stderr).contains("backend:"));
+    let wrong = [&ask[..], &["--backend", "gpu"]].concat();
+    fails(&wrong, &["invalid value 'gpu'", "auto, cpu, cuda"]);
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perplexity.txt");
+    let compare = ["perplexity", text.to_str().expect("path"), "--compare", "--backend", "cuda"];
+    fails(&compare, &["--compare", "--backend cpu expected, found --backend cuda"]);
+    if let Some(reason) = reason {
+        let message = fails(&[&ask[..], &["--backend", "cuda"]].concat(), &[]);
+        assert_eq!(
+            message.trim_end(),
+            format!("error: --backend cuda: {reason}; --backend cpu computes on the processor")
+        );
+    } else {
+        fails(&[&ask[..], &["--device", "99"]].concat(), &["CUDA device 99: 0 to ", "--backend cpu"]);
+    }
+}
+
 #[test]
 fn a_missing_model_says_where_it_looked() {
     fails(&["generate", "-m", "/nowhere/at/all", "-p", "x"], &["/nowhere/at/all", "no such directory"]);
