@@ -67,6 +67,10 @@ impl Backend for CudaBackend {
         format!("cuda {} {}", self.ctx.device.name, self.ctx.device.arch())
     }
 
+    fn failure(&self) -> Option<String> {
+        self.ctx.failure().map(ToString::to_string)
+    }
+
     fn page_len(&self) -> usize {
         PAGE_LEN
     }
