@@ -1,14 +1,34 @@
 //! Every kernel compiles for every architecture that is promised, so that a syntax error never reaches a device. Needs NVRTC, and no
 //! GPU; without NVRTC it is skipped, unless MLXCEL_NEED_NVRTC=1 makes that a failure.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mlxcel_cuda::CudaError;
-use mlxcel_cuda::module::{Source, Unit, all_units, nvrtc_version};
+use mlxcel_cuda::module::{LINEAR, Source, Unit, all_units, nvrtc_version};
 
-/// Ampere, Hopper with its own instructions, and both kinds of Blackwell.
-const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100", "sm_121"];
+/// Hopper with its own instructions, Ampere, and both kinds of Blackwell.
+const ARCHITECTURES: [&str; 4] = ["sm_90a", "sm_80", "sm_100", "sm_121"];
+
+/// Every unit for the first architecture. For the others, of the forty forms of the linear one for each kind and width of its codes:
+/// groups and scales change a few lines, and all of it four times takes minutes. Which one differs from architecture to architecture.
+fn jobs() -> Vec<(Unit, &'static str)> {
+    let value = |unit: &Unit, name| unit.defines.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
+    let mut forms: BTreeMap<_, Vec<Unit>> = BTreeMap::new();
+    let (linear, others): (Vec<Unit>, Vec<Unit>) = all_units().into_iter().partition(|unit| unit.source == LINEAR);
+    for unit in &linear {
+        forms.entry((value(unit, "KIND"), value(unit, "BITS"))).or_default().push(unit.clone());
+    }
+    assert!(forms.len() >= 9, "six widths of affine codes, E2M1, E4M3 and bf16 expected");
+    let mut jobs = Vec::new();
+    for (a, arch) in ARCHITECTURES.into_iter().enumerate() {
+        let some = forms.values().enumerate().map(|(i, own)| own[(a + i) % own.len()].clone());
+        let chosen = if a == 0 { linear.clone() } else { some.collect() };
+        jobs.extend(others.iter().cloned().chain(chosen).map(|unit| (unit, arch)));
+    }
+    jobs
+}
 
 /// Whether there is a compiler; says so when there is none.
 fn has_compiler() -> bool {
@@ -27,8 +47,7 @@ fn every_kernel_compiles_for_every_architecture() {
     if !has_compiler() {
         return;
     }
-    let jobs: Vec<(Unit, &str)> =
-        ARCHITECTURES.iter().flat_map(|arch| all_units().into_iter().map(|unit| (unit, *arch))).collect();
+    let jobs = jobs();
     let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some((unit, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
