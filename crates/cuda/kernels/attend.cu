@@ -18,7 +18,7 @@ constexpr int D = HEAD_DIM, M = 16, BLOCK = 256, PAGE = 64, WARPS = 8;
 constexpr int CHUNKS = (D + 31) / 32;             // of 32 places of a head: two steps of the mma
 constexpr int COLUMNS = (D / 8 + WARPS - 1) / WARPS;  // groups of 8 places of the head that a warp sums values for
 
-struct Tile { u32 first_row, from, count, table, first_block, blocks, partials, unused; };
+struct Tile { u32 first_row, from, count, table, first_block, blocks, partials, pages; };
 
 struct Limits { int low[M], high[M]; };  // positions a query sees, both included
 
@@ -64,6 +64,9 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
     if (base <= high && base + 31 >= low) {
         const u64 row = ((u64)w.pages[warp / 2] * kv_heads + head) * PAGE + base % PAGE;
         const u16 *k = keys + (row + g) * D + 8 * t;
+        float2 flag[4];  // asked for now, needed after the mma
+#pragma unroll
+        for (int i = 0; i < 4; i++) flag[i] = *(const float2 *)(flags + row + 8 * i + 2 * t);
 #pragma unroll 4
         for (int c = 0; c < CHUNKS; c++) {
             uint4 b[4];
@@ -81,12 +84,11 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 flag = *(const float2 *)(flags + row + 8 * i + 2 * t);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int key = base + 8 * i + 2 * t + e % 2, m = g + e / 2 * 8;
                 const bool seen = key >= w.limits.low[m] && key <= w.limits.high[m];
-                s[i][e] = seen ? s[i][e] * scale + (e % 2 ? flag.y : flag.x) : none;
+                s[i][e] = seen ? s[i][e] * scale + (e % 2 ? flag[i].y : flag[i].x) : none;
             }
         }
     } else {
@@ -174,6 +176,17 @@ __device__ __forceinline__ void values_of(const Work &w, int block, int low, int
     }
 }
 
+// Asks for the block's keys and values before anything else waits: half a page of either for each warp, 128 bytes a lane at a time.
+__device__ __forceinline__ void ask(const Work &w, int block, int low, int high, const u16 *keys, const u16 *values, u32 kv_heads, u32 head) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = block * BLOCK + warp * 32;
+    if (base > high || base + 31 < low) return;
+    const u64 at = (((u64)w.pages[warp / 2] * kv_heads + head) * 2 + warp % 2) * 32 * D;
+    for (int i = lane; i < D / 2; i += 32) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(keys + at + 64 * i));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(values + at + 64 * i));
+    }
+}
+
 // What a block's result is times, and what came before is times: both rescaled to the larger maximum.
 struct Fold { float max, keep, take, sum; };
 __device__ __forceinline__ Fold fold(float old_max, float old_sum, float max, float sum) {
@@ -193,6 +206,8 @@ EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u1
     const u32 *table = tables + tile.table;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     limits_of(w.limits, tile, positions, share, window);
+    u32 page = 0;  // asked for now, needed after the queries
+    if (items && threadIdx.x < BLOCK / PAGE) page = table[min((tile.first_block + items[2 * blockIdx.x + 1]) * (BLOCK / PAGE) + threadIdx.x, tile.pages - 1)];
     auto place = [&](u32 m) { return ((u64)(tile.first_row + (tile.from + m) / share) * heads + head * share + (tile.from + m) % share) * D; };
     for (int item = threadIdx.x; item < CHUNKS * 2 * 32; item += BLOCK) {
         const int l = item % 32, e = item / 32 % 2, c = item / 64, d = 32 * c + l % 4 * 8 + 4 * e;
@@ -215,9 +230,10 @@ EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u1
         const int block = tile.first_block + nth;
         if (threadIdx.x < BLOCK / PAGE) {
             const int from = block * BLOCK + threadIdx.x * PAGE;
-            w.pages[threadIdx.x] = from <= high && from + PAGE > low ? table[from / PAGE] : 0;
+            w.pages[threadIdx.x] = from <= high && from + PAGE > low ? (items ? page : table[from / PAGE]) : 0;
         }
         __syncthreads();
+        if (items) ask(w, block, low, high, keys, values, kv_heads, head);
         weights_of(w, block, low, high, keys, flags, kv_heads, head, scale);
         values_of(w, block, low, high, values, kv_heads, head, o);
         if (items) break;

@@ -1,11 +1,19 @@
 // Norms, and what is done to single values. A row's or head's values are summed by as many threads as its width alone decides.
 
-// Sum of squares of `width` values by the whole block: thread i takes i, i + threads, ... in order; lanes by halves; warps by halves.
-__device__ float block_squares(const float *x, int width) {
+// Sum of squares of `width` values by the whole block: thread i takes four values from 4 i on, then from 4 (i + threads) on and so on, in order;
+// lanes by halves; warps by halves. `x` is in shared memory, or aligned where the width is a multiple of four.
+__device__ __forceinline__ float block_squares(const float *x, u32 width) {
     __shared__ float warps[32];
-    __syncthreads();  // it may have been used before
+    __syncthreads();  // it may have been used before, and what is summed may just have been written
     float sum = 0.f;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) sum = fmaf(x[i], x[i], sum);
+    for (u32 i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x) {
+        if (width % 4 == 0) {
+            const float4 v = *(const float4 *)(x + i);
+            sum = fmaf(v.x, v.x, sum), sum = fmaf(v.y, v.y, sum), sum = fmaf(v.z, v.z, sum), sum = fmaf(v.w, v.w, sum);
+        } else {
+            for (u32 j = i; j < i + 4 && j < width; j++) sum = fmaf(x[j], x[j], sum);
+        }
+    }
     sum = warp_sum(sum);
     if (blockDim.x == 32) return sum;
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
@@ -31,55 +39,81 @@ EXPORT rms_norm(const float *x, const float *weight, float *out, u32 width, floa
     }
 }
 
-// Values of a row that a thread keeps at hand.
-constexpr int KEPT = 8;
+// Fours of values of a row that a thread keeps at hand.
+constexpr int KEPT = 4;
 
-// With KEEP a row has at most KEPT values a thread: everything is asked for at once, and waits in registers.
-template <bool KEEP> __device__ __forceinline__ void norms_of(float *row, float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, u32 width) {
-    const u32 threads = blockDim.x;
-    float xs[KEPT], first[KEPT], second[KEPT];
-#define EACH_VALUE(j, i) \
-    _Pragma("unroll KEPT") \
-    for (u32 j = 0, i = threadIdx.x; KEEP ? j < KEPT : i < width; j++, i += threads) \
-        if (!KEEP || i < width)
-    if (KEEP) {
-        EACH_VALUE(j, i) {
-            xs[j] = x[i];
-            if (y) row[i] = y[i], first[j] = w1[i];
-            if (w2) second[j] = w2[i];
-        }
+// x = (x + norm(y, w1)) scale into `row` too, then out = norm(x, w2) into `row` too. Everything is asked for at once, and waits in registers:
+// the row is a multiple of four wide and has at most KEPT fours a thread.
+__device__ __forceinline__ void norms_kept(float *row, float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, u32 width) {
+    const float4 ones = make_float4(1.f, 1.f, 1.f, 1.f);
+    float4 xs[KEPT], ys[KEPT], first[KEPT], second[KEPT];
+    float4 *own = (float4 *)row + threadIdx.x;
+#define EACH_FOUR(j, i) \
+    _Pragma("unroll") \
+    for (u32 j = 0, i = threadIdx.x; j < KEPT; j++, i += blockDim.x) \
+        if (4 * i < width)
+    EACH_FOUR(j, i) {
+        xs[j] = ((const float4 *)x)[i];
+        if (y) ys[j] = ((const float4 *)y)[i], first[j] = ((const float4 *)w1)[i];
+        second[j] = w2 ? ((const float4 *)w2)[i] : ones;
     }
     if (y) {
-        if (!KEEP) EACH_VALUE(j, i) row[i] = y[i];
+        EACH_FOUR(j, i) own[j * blockDim.x] = ys[j];
         const float factor = inverse_rms(block_squares(row, width), width, eps1);
-        EACH_VALUE(j, i) {
-            const float v = ((KEEP ? xs[j] : x[i]) + row[i] * factor * (KEEP ? first[j] : w1[i])) * scale;
+        EACH_FOUR(j, i) {
+            float4 &v = xs[j];
+            v.x = (v.x + ys[j].x * factor * first[j].x) * scale, v.y = (v.y + ys[j].y * factor * first[j].y) * scale;
+            v.z = (v.z + ys[j].z * factor * first[j].z) * scale, v.w = (v.w + ys[j].w * factor * first[j].w) * scale;
+            ((float4 *)x)[i] = v;
+        }
+    }
+    if (!out) return;
+    EACH_FOUR(j, i) own[j * blockDim.x] = xs[j];
+    const float factor = inverse_rms(block_squares(row, width), width, eps2);
+    EACH_FOUR(j, i) {
+        float4 v = xs[j];
+        v.x = v.x * factor, v.y = v.y * factor, v.z = v.z * factor, v.w = v.w * factor;
+        if (w2) v.x *= second[j].x, v.y *= second[j].y, v.z *= second[j].z, v.w *= second[j].w;
+        ((float4 *)out)[i] = v;
+        own[j * blockDim.x] = v;
+    }
+#undef EACH_FOUR
+}
+
+// The same for any row.
+__device__ __forceinline__ void norms_of(float *row, float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, u32 width) {
+    const u32 threads = blockDim.x;
+    for (u32 i = threadIdx.x; i < width; i += threads) row[i] = y ? y[i] : x[i];
+    if (y) {
+        const float factor = inverse_rms(block_squares(row, width), width, eps1);
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < width; i += threads) {
+            const float v = (x[i] + row[i] * factor * w1[i]) * scale;
             x[i] = v;
             row[i] = v;
         }
-    } else {
-        EACH_VALUE(j, i) row[i] = KEEP ? xs[j] : x[i];
     }
     if (!out) return;
     const float factor = inverse_rms(block_squares(row, width), width, eps2);
-    EACH_VALUE(j, i) {
-        const float v = row[i] * factor, w = w2 ? v * (KEEP ? second[j] : w2[i]) : v;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < width; i += threads) {
+        const float v = row[i] * factor, w = w2 ? v * w2[i] : v;
         out[i] = w;
         row[i] = w;
     }
-#undef EACH_VALUE
 }
 
 // What stands between the matrices of a decoder, in one launch; null pointers leave parts out. One block a row:
 // x = (x + norm(y, w1)) scale; out = norm(x, w2); out as the tensor cores read it.
 EXPORT norms(float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, uint4 *prepared, float *sums, u32 width, u32 nt) {
-    extern __shared__ float row[];
+    extern __shared__ float4 shared[];
+    float *row = (float *)shared;
     const u32 r = blockIdx.x, threads = blockDim.x;
     const u64 at = (u64)r * width;
-    if (width <= KEPT * threads) {
-        norms_of<true>(row, x + at, y ? y + at : y, w1, eps1, scale, w2, eps2, out ? out + at : out, width);
+    if (width % 4 == 0 && width <= 4 * KEPT * threads) {
+        norms_kept(row, x + at, y ? y + at : y, w1, eps1, scale, w2, eps2, out ? out + at : out, width);
     } else {
-        norms_of<false>(row, x + at, y ? y + at : y, w1, eps1, scale, w2, eps2, out ? out + at : out, width);
+        norms_of(row, x + at, y ? y + at : y, w1, eps1, scale, w2, eps2, out ? out + at : out, width);
     }
     if (!prepared) return;
     const u32 supers = (width + 255) / 256;
@@ -140,7 +174,7 @@ constexpr u32 NORM = 1, ROTATE = 2, KEYS = 4, VALUES = 8;
 
 EXPORT heads(const float *x0, const float *x1, const float *x2, float *out0, float *out1, float *out2, const float *w0, const float *w1, const float *w2,
              u16 *pages0, u16 *pages1, u16 *pages2, u32 heads0, u32 heads1, u32 heads2, u32 what, const float *angles, const u32 *slots, u32 dim, u32 count, float eps, float *flags) {
-    __shared__ float values[512];
+    __shared__ __align__(16) float values[512];
     u32 head = blockIdx.y, job = 0;
     const u32 heads[3] = {heads0, heads1, heads2};
     while (job < 2 && head >= heads[job]) head -= heads[job++];
@@ -152,6 +186,7 @@ EXPORT heads(const float *x0, const float *x1, const float *x2, float *out0, flo
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) values[i] = x[at + i];
     if (todo & NORM) {
         const float factor = inverse_rms(block_squares(values, dim), dim, eps);
+        __syncthreads();
         for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
             const float v = values[i] * factor;
             values[i] = weight ? v * weight[i] : v;

@@ -68,7 +68,7 @@ struct Tile {
     first_block: u32,
     blocks: u32,
     partials: u32,
-    unused: u32,
+    pages: u32,
 }
 
 /// What is to be done: tiles, the page tables they refer to, and the key blocks of all of them.
@@ -102,7 +102,7 @@ fn plan(batch: &Batch, group: usize, share: usize, window: Option<usize>) -> Pla
                 first_block: first as u32,
                 blocks: (last - first + 1) as u32,
                 partials: plan.blocks.len() as u32,
-                unused: 0,
+                pages: table.len() as u32,
             });
             plan.blocks.extend((0..=last - first).map(|nth| [tile, nth as u32]));
         }

@@ -65,6 +65,6 @@ pub fn norm_threads(width: usize) -> usize {
     match width {
         0..=128 => 32,
         129..=1024 => 128,
-        _ => 1024,
+        _ => 512,
     }
 }
