@@ -199,6 +199,7 @@ __device__ __forceinline__ float folded(float old, float keep, float next, float
 // [partial][kv_heads][M][D + 2].
 EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles,
                                        const u32 *items, float *partials, float *out, u32 heads, u32 kv_heads, u32 window, float scale) {
+    after_others();
     extern __shared__ uint4 memory[];
     Work &w = *(Work *)memory;
     const u32 head = blockIdx.y, share = heads / kv_heads;
@@ -286,6 +287,7 @@ constexpr int FOLDERS = 128;
 
 EXPORT __launch_bounds__(FOLDERS) attend_fold(const u32 *positions, const Tile *tiles, const float *partials, float *out, u32 heads, u32 kv_heads, u32 window,
                                               uint4 *prepared, float *sums, u32 nt) {
+    after_others();
     __shared__ Limits limits;
     __shared__ float values[D];
     const u32 head = blockIdx.y, share = heads / kv_heads, m = blockIdx.z;
@@ -327,6 +329,7 @@ EXPORT __launch_bounds__(FOLDERS) attend_fold(const u32 *positions, const Tile *
 
 // Puts K and V [rows, kv_heads * D] into the pages: block x is a row, y a head.
 EXPORT append(const float *k, const float *v, const u32 *slots, u16 *keys, u16 *values, float *flags) {
+    after_others();
     __shared__ float head[2][D];
     const u32 row = blockIdx.x, heads = gridDim.y;
     const u64 at = ((u64)row * heads + blockIdx.y) * D;

@@ -9,6 +9,14 @@ typedef unsigned long long u64;
 
 #define EXPORT extern "C" __global__ void
 
+// Launches of a sequence overlap: the blocks of one take their places while the last ones of the one before still run. Every kernel waits here
+// before it touches what another wrote.
+__device__ __forceinline__ void after_others() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float bf16_value(u32 bits) { return __uint_as_float(bits << 16); }
 
 // Two floats as bf16, rounded to nearest even: `low` in the low half.

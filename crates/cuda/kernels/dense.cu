@@ -32,6 +32,7 @@ __device__ __forceinline__ void dots(const Stored *w, const float *x, float *y, 
 }
 
 EXPORT linear(const Stored *w, const float *x, float *y, u32 outputs, u32 inputs, u32 rows) {
+    after_others();
     const u32 output = blockIdx.x * WARPS + threadIdx.x / 32, first = blockIdx.y * ROWS;
     if (output >= outputs) return;
     dots(w + (u64)output * inputs, x + (u64)first * inputs, y + (u64)first * outputs, inputs, outputs, output, min(ROWS, rows - first));
@@ -39,6 +40,7 @@ EXPORT linear(const Stored *w, const float *x, float *y, u32 outputs, u32 inputs
 
 // One pair (row, rank) a block in y: the matrix of the pair's expert times row `pair / share` of x.
 EXPORT linear_pairs(const Stored *w, const u32 *experts, const float *x, float *y, u32 outputs, u32 inputs, u32 share) {
+    after_others();
     const u32 output = blockIdx.x * WARPS + threadIdx.x / 32, pair = blockIdx.y;
     if (output >= outputs) return;
     const Stored *own = w + ((u64)experts[pair] * outputs + output) * inputs;
@@ -46,17 +48,20 @@ EXPORT linear_pairs(const Stored *w, const u32 *experts, const float *x, float *
 }
 
 EXPORT embed(const Stored *table, const u32 *ids, float *out, float scale, u32 inputs, u32 outputs) {
+    after_others();
     const Stored *row = table + (u64)ids[blockIdx.x] * inputs;
     for (u32 k = threadIdx.x; k < inputs; k += blockDim.x) out[(u64)blockIdx.x * inputs + k] = value(row[k]) * scale;
 }
 
 EXPORT row_dots(const Stored *table, const u32 *ids, const float *y, float *out, u32 inputs, u32 outputs, u32 count) {
+    after_others();
     const u32 i = blockIdx.x * WARPS + threadIdx.x / 32;
     if (i < count) dots(table + (u64)ids[i] * inputs, y, out, inputs, 0, i, 1);
 }
 
 // Matrices of a stack lie `stride` rows apart in the file; here they follow each other.
 EXPORT repack(const u8 *data, u8 *out, u64 row_bytes, u32 outputs, u32 stride, u64 n) {
+    after_others();
     const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
     if (i >= n) return;
     const u64 row = i / row_bytes, expert = row / outputs;

@@ -136,31 +136,21 @@ template <int NT> __device__ __forceinline__ void multiply(const Super &w, const
 }
 
 // A tile times 8 NT rows: `emit(row, output within the tile, value)` for each result.
-// With DEEP the next superblock is asked for while one is multiplied: for matrices of so few tiles that warps alone do not keep the memory busy.
-template <int NT, bool DEEP, class Emit> __device__ __forceinline__ void tile(const char *w, const uint4 *x, const float *sums, u32 supers, Emit emit) {
+template <int NT, class Emit> __device__ __forceinline__ void tile(const char *w, const uint4 *x, const float *sums, u32 supers, Emit emit) {
     __shared__ float partial[SLICES][NT][4][32];
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
     const int from = supers * slice / SLICES, to = supers * (slice + 1) / SLICES;
     float acc[NT][4] = {};
     w += (u64)from * SUPER_BYTES;
+    // Weights depend on nothing: the first are on their way while others finish what this reads.
+    if (from < to && lane * 128 < SUPER_BYTES + 127) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + lane * 128));
+    after_others();
     x += (u64)from * 4 * NT * 64 + lane;
     const float2 *own = (const float2 *)(sums + (u64)from * GROUPS * NT * 8) + lane % 4;
     Super s;
-    if (DEEP) {
-        Super next;
-        if (from < to) load(s, w, lane);
-        for (int i = from; i < to; i += 2, w += 2 * SUPER_BYTES, x += 2 * 4 * NT * 64, own += 2 * GROUPS * NT * 4) {
-            if (i + 1 < to) load(next, w + SUPER_BYTES, lane);
-            multiply<NT>(s, x, own, acc);
-            if (i + 1 == to) break;
-            if (i + 2 < to) load(s, w + 2 * SUPER_BYTES, lane);
-            multiply<NT>(next, x + 4 * NT * 64, own + GROUPS * NT * 4, acc);
-        }
-    } else {
-        for (int i = from; i < to; i++, w += SUPER_BYTES, x += 4 * NT * 64, own += GROUPS * NT * 4) {
-            load(s, w, lane);
-            multiply<NT>(s, x, own, acc);
-        }
+    for (int i = from; i < to; i++, w += SUPER_BYTES, x += 4 * NT * 64, own += GROUPS * NT * 4) {
+        load(s, w, lane);
+        multiply<NT>(s, x, own, acc);
     }
 #pragma unroll
     for (int n = 0; n < NT; n++)
@@ -183,9 +173,9 @@ __device__ __forceinline__ const float *sums_of(const float *sums, u32 supers, i
 
 // Up to three matrices of one format times the same rows: block x is a tile of one of them, block y a block of 8 NT rows. (An array of pointers,
 // indexed, would lie in local memory.)
-#define NARROW(NAME, NT, DEEP, BLOCKS) \
+#define NARROW(NT, BLOCKS) \
     EXPORT __launch_bounds__(SLICES * 32, BLOCKS) \
-    NAME(const char *w0, const char *w1, const char *w2, float *y0, float *y1, float *y2, u32 o0, u32 o1, u32 o2, \
+    narrow_##NT(const char *w0, const char *w1, const char *w2, float *y0, float *y1, float *y2, u32 o0, u32 o1, u32 o2, \
                 const uint4 *x, const float *sums, u32 supers, u32 rows) { \
         const u32 t0 = (o0 + TILE - 1) / TILE, t1 = t0 + (o1 + TILE - 1) / TILE; \
         const int which = blockIdx.x < t0 ? 0 : blockIdx.x < t1 ? 1 : 2; \
@@ -193,26 +183,25 @@ __device__ __forceinline__ const float *sums_of(const float *sums, u32 supers, i
         const char *w = which == 0 ? w0 : which == 1 ? w1 : w2; \
         float *y = which == 0 ? y0 : which == 1 ? y1 : y2; \
         const float *own = sums_of(sums + (u64)blockIdx.y * supers * 14 * 8 * NT, supers, NT); \
-        tile<NT, DEEP>(w + (u64)t * supers * SUPER_BYTES, x + (u64)blockIdx.y * supers * 4 * NT * 64, own, supers, [&](u32 row, u32 output, float v) { \
+        tile<NT>(w + (u64)t * supers * SUPER_BYTES, x + (u64)blockIdx.y * supers * 4 * NT * 64, own, supers, [&](u32 row, u32 output, float v) { \
             row += first, output += t * TILE; \
             if (row < rows && output < count) y[(u64)row * count + output] = v; \
         }); \
     }
-NARROW(narrow_1, 1, false, FLOATS ? 2 : 4)
-NARROW(narrow_2, 2, false, FLOATS ? 2 : 3)
-NARROW(narrow_4, 4, false, 2)
-NARROW(narrow_8, 8, false, 1)
-NARROW(deep_1, 1, true, FLOATS ? 1 : 2)
-NARROW(deep_2, 2, true, FLOATS ? 1 : 2)
+NARROW(1, FLOATS ? 2 : 4)
+NARROW(2, FLOATS ? 2 : 3)
+NARROW(4, 2)
+NARROW(8, 1)
 
 // One pair (row, rank) a block in y: the matrix of the pair's expert times row `pair / share` of x, stored in blocks of eight rows.
 EXPORT __launch_bounds__(SLICES * 32) linear_pairs(const char *w, const u32 *experts, float *y, u32 outputs, const uint4 *x, const float *sums, u32 supers, u32 share) {
+    after_others();
     const u32 pair = blockIdx.y, row = pair / share, tiles = gridDim.x;
     x += (u64)(row / 8) * supers * 4 * 64;
     sums = sums_of(sums + (u64)(row / 8) * supers * 14 * 8, supers, 1);
     const char *own = w + ((u64)experts[pair] * tiles + blockIdx.x) * supers * SUPER_BYTES;
     float *out = y + (u64)pair * outputs;
-    tile<1, false>(own, x, sums, supers, [&](u32 r, u32 output, float v) {
+    tile<1>(own, x, sums, supers, [&](u32 r, u32 output, float v) {
         output += blockIdx.x * TILE;
         if (r == row % 8 && output < outputs) out[output] = v;
     });
@@ -241,6 +230,7 @@ __device__ __forceinline__ float file_scale(const u8 *p, u64 index, int type) {
 
 // Stores a stack of matrices: block x a superblock, y a tile of all tiles of the stack. Matrices lie `stride` rows apart in the file.
 EXPORT repack(const u8 *data, const u8 *scales, const u8 *biases, char *out, u32 outputs, u32 inputs, u32 stride, u32 tiles, int type) {
+    after_others();
     const u32 super = blockIdx.x, supers = gridDim.x, expert = blockIdx.y / tiles, first = blockIdx.y % tiles * TILE;
     char *to = out + ((u64)blockIdx.y * supers + super) * SUPER_BYTES;
     const u64 row_bytes = FLOATS ? (u64)inputs * 2 : (u64)inputs * BITS / 8;
@@ -320,12 +310,14 @@ __device__ float stored(const char *w, u32 supers, u32 row, u32 k) {
 }
 
 EXPORT embed(const char *table, const u32 *ids, float *out, float scale, u32 inputs, u32 outputs) {
+    after_others();
     const u32 supers = (inputs + SUPER - 1) / SUPER;
     for (u32 k = threadIdx.x; k < inputs; k += blockDim.x) out[(u64)blockIdx.x * inputs + k] = stored(table, supers, ids[blockIdx.x], k) * scale;
 }
 
 // One warp a row of the table: lane l takes inputs l, l + 32, ... in order, lanes are added by halves.
 EXPORT row_dots(const char *table, const u32 *ids, const float *y, float *out, u32 inputs, u32 outputs, u32 count) {
+    after_others();
     const u32 i = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, supers = (inputs + SUPER - 1) / SUPER;
     if (i >= count) return;
     float sum = 0.f;

@@ -9,6 +9,7 @@ __device__ __forceinline__ u64 rank_key(float v, u32 index) {
 // One warp a row of `router` [rows, experts]: the `top_k` best experts and their factors, [rows, top_k] each. A softmax over the chosen
 // ones, summed in order of rank, times each expert's own scale; NaN when any logit of the row is not finite.
 EXPORT route(const float *router, const float *scales, u32 *chosen, float *factors, u32 experts, u32 top_k) {
+    after_others();
     extern __shared__ u64 keys[];
     const u32 lane = threadIdx.x;
     const float *row = router + (u64)blockIdx.x * experts;
@@ -49,6 +50,7 @@ EXPORT route(const float *router, const float *scales, u32 *chosen, float *facto
 
 // out[row] = sum over the ranks in order of factor * y[row, rank]; y is [rows * top_k, width].
 EXPORT combine(const float *y, const float *factors, float *out, u32 width, u32 top_k, u64 n) {
+    after_others();
     const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
     if (i >= n) return;
     const u64 row = i / width;

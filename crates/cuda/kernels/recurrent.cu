@@ -32,6 +32,7 @@ struct alignas(8) Item {
 // One thread a channel of a chunk of rows: block x is a stretch of channels, y an item, z a layer. Layers lie `x_layer` and `layer` values
 // apart, places `place`. Without `out` only the windows move on, without `record` [slots][record_rows][channels] nothing goes on record.
 EXPORT causal_conv(const float *x, u64 x_layer, const float *weight, float *out, float *windows, u64 place, u64 layer, float *record, u32 record_rows, const Pass *passes, const Item *items, u32 channels) {
+    after_others();
     const u32 c = blockIdx.x * blockDim.x + threadIdx.x;
     const Item item = items[blockIdx.y];
     if (item.pass == NONE || c >= channels) return;
@@ -154,6 +155,7 @@ __device__ __forceinline__ float column_sum(float4 chains) {
 // at `k_at`, v after all k heads. With `rate`, a and b are gates before their functions; without it they are decay and beta. Rows on record,
 // [slots][record_rows], are k before its norm, v, decay and beta, of all heads. Layers lie `qkv_layer` and `layer` values apart.
 EXPORT __launch_bounds__(THREADS) gated_delta(const float *qkv, u64 qkv_layer, u32 stride, u32 k_at, const float *a, const float *b, u32 gate_stride, const float *rate, const float *dt_bias, float *matrices, u64 place, u64 layer, float *record, u32 record_rows, const Pass *passes, float *out, u32 value_dim, u32 key_heads, u32 value_heads) {
+    after_others();
     __shared__ float4 keys[2][ROWS][KEYS / 4], queries[2][ROWS][KEYS / 4];
     __shared__ float values[2][ROWS][WIDTH], gates[2][ROWS][2];
     const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -302,6 +304,7 @@ EXPORT __launch_bounds__(THREADS) gated_delta(const float *qkv, u64 qkv_layer, u
 
 // Copies `n` fours of a state.
 EXPORT copy_state(const float4 *from, float4 *to, u64 n) {
+    after_others();
     const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
     if (i < n) to[i] = from[i];
 }

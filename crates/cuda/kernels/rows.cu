@@ -30,6 +30,7 @@ __device__ __forceinline__ float inverse_rms(float squares, int width, float eps
 
 // A row's or head's norm; `weight` may be null. One block each.
 EXPORT rms_norm(const float *x, const float *weight, float *out, u32 width, float eps) {
+    after_others();
     x += (u64)blockIdx.x * width;
     out += (u64)blockIdx.x * width;
     const float factor = inverse_rms(block_squares(x, width), width, eps);
@@ -106,6 +107,7 @@ __device__ __forceinline__ void norms_of(float *row, float *x, const float *y, c
 // What stands between the matrices of a decoder, in one launch; null pointers leave parts out. One block a row:
 // x = (x + norm(y, w1)) scale; out = norm(x, w2); out as the tensor cores read it.
 EXPORT norms(float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, uint4 *prepared, float *sums, u32 width, u32 nt) {
+    after_others();
     extern __shared__ float4 shared[];
     float *row = (float *)shared;
     const u32 r = blockIdx.x, threads = blockDim.x;
@@ -164,9 +166,9 @@ template <bool GATE> __device__ __forceinline__ void prepare_row(float *x, const
     store_prepared(v, prepared, sums, row, group, supers, nt, t, active);
 }
 
-EXPORT prepare(float *x, uint4 *prepared, float *sums, u32 inputs, u32 nt) { prepare_row<false>(x, x, 0, prepared, sums, inputs, nt); }
+EXPORT prepare(float *x, uint4 *prepared, float *sums, u32 inputs, u32 nt) { after_others(); prepare_row<false>(x, x, 0, prepared, sums, inputs, nt); }
 
-EXPORT gate_prepare(float *x, u32 kind, const float *y, uint4 *prepared, float *sums, u32 inputs, u32 nt) { prepare_row<true>(x, y, kind, prepared, sums, inputs, nt); }
+EXPORT gate_prepare(float *x, u32 kind, const float *y, uint4 *prepared, float *sums, u32 inputs, u32 nt) { after_others(); prepare_row<true>(x, y, kind, prepared, sums, inputs, nt); }
 
 // What is done to the heads of q, k and v after their matrices, in one launch: up to three jobs, each a norm, a rotation, a place in
 // the pages, or some of these. Block x is a row, y a head of one of the jobs; the norm's threads are those of `rms_norm` at this width.
@@ -174,6 +176,7 @@ constexpr u32 NORM = 1, ROTATE = 2, KEYS = 4, VALUES = 8;
 
 EXPORT heads(const float *x0, const float *x1, const float *x2, float *out0, float *out1, float *out2, const float *w0, const float *w1, const float *w2,
              u16 *pages0, u16 *pages1, u16 *pages2, u32 heads0, u32 heads1, u32 heads2, u32 what, const float *angles, const u32 *slots, u32 dim, u32 count, float eps, float *flags) {
+    after_others();
     __shared__ __align__(16) float values[512];
     u32 head = blockIdx.y, job = 0;
     const u32 heads[3] = {heads0, heads1, heads2};
@@ -215,57 +218,68 @@ EXPORT heads(const float *x0, const float *x1, const float *x2, float *out0, flo
     if (i >= (n)) return;
 
 EXPORT add(float *x, const float *y, float scale, u64 n) {
+    after_others();
     EACH(n)
     x[i] = (x[i] + y[i]) * scale;
 }
 
 EXPORT add_gated(float *x, const float *y, const float *gate, u32 width, u64 n) {
+    after_others();
     EACH(n)
     x[i] = fmaf(sigmoid(gate[i / width]), y[i], x[i]);
 }
 
 EXPORT add_vector(float *x, const float *vector, u32 width, u64 n) {
+    after_others();
     EACH(n)
     x[i] += vector[i % width];
 }
 
 EXPORT scale(float *x, const float *weight, float factor, u32 width, u64 n) {
+    after_others();
     EACH(n)
     x[i] = weight ? x[i] * factor * weight[i % width] : x[i] * factor;
 }
 
 EXPORT softcap(float *x, float cap, u64 n) {
+    after_others();
     EACH(n)
     x[i] = fmaf(x[i], 0.f, cap * tanhf(x[i] / cap));
 }
 
 EXPORT activate_mul(float *x, u32 kind, const float *y, u32 column, u32 width, u32 y_width, u64 n) {
+    after_others();
     EACH(n)
     x[i] = activate(kind, x[i]) * y[i / width * y_width + column + i % width];
 }
 
 EXPORT columns(const float *x, float *out, u32 period, u32 offset, u32 width, u64 n) {
+    after_others();
     EACH(n)
     out[i] = x[i / width * period + offset + i % width];
 }
 
 EXPORT copy(const float *x, float *out, u64 n) {
+    after_others();
     EACH(n)
     out[i] = x[i];
 }
 
 EXPORT gather(const float *x, const u32 *rows, float *out, u32 width, u64 n) {
+    after_others();
     EACH(n)
     out[i] = x[(u64)rows[i / width] * width + i % width];
 }
 
 EXPORT put_rows(float *x, const u32 *rows, const float *values, u32 width, u64 n) {
+    after_others();
     EACH(n)
     x[(u64)rows[i / width] * width + i % width] = values[i];
 }
 
 // `axis` may be null: then the first of a row's positions.
 EXPORT rope_angles(const u32 *positions, const u8 *axis, const float *frequencies, float *out, u32 axes, u32 count, u64 n) {
+    after_others();
     EACH(n)
     const u64 row = i / count;
     const u32 f = i % count;
@@ -279,6 +293,7 @@ EXPORT rope_angles(const u32 *positions, const u8 *axis, const float *frequencie
 
 // One pair a thread: pairs of all heads of all rows.
 EXPORT rope(float *x, const float *angles, u32 head_dim, u32 count, u32 width, u64 n) {
+    after_others();
     EACH(n)
     const u32 pair = i % count, heads = width / head_dim;
     const u64 head = i / count, row = head / heads;
@@ -287,10 +302,4 @@ EXPORT rope(float *x, const float *angles, u32 head_dim, u32 count, u32 width, u
     const float a = at[0], b = at[count];
     at[0] = fmaf(a, c, -(b * s));
     at[count] = fmaf(b, c, a * s);
-}
-
-// Asks for a stretch of memory, so that the kernel after the next finds it in the second-level cache: 128 bytes a thread at a time.
-EXPORT fetch(const char *p, u64 bytes) {
-    for (u64 at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 128; at < bytes; at += (u64)gridDim.x * blockDim.x * 128)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(p + at));
 }

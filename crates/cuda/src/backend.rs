@@ -44,8 +44,6 @@ impl CudaBackend {
         let ctx = Context::open(options.device, options.cache.clone())?;
         let rows = RowKernels::new(&ctx)?;
         let moe = MoeKernels::new(&ctx)?;
-        let mb: u64 = std::env::var("LAB_FETCH").ok().and_then(|v| v.parse().ok()).unwrap_or(16);
-        ctx.use_fetch(rows.fetch, mb << 20);
         Ok(CudaBackend { ctx, rows, moe })
     }
 

@@ -186,11 +186,6 @@ impl Context {
         self.queue().use_graphs = on;
     }
 
-    /// How many bytes of a matrix are fetched into the cache while short kernels before it run; `fetch` does it.
-    pub fn use_fetch(&self, fetch: Function, bytes: u64) {
-        self.queue().fetch = (bytes > 0).then_some((fetch, bytes));
-    }
-
     /// Whether operations that follow each other share launches where they can. They do unless switched off, to compare.
     pub fn use_fusion(&self, on: bool) {
         self.fuse.store(on, Ordering::Relaxed);
@@ -222,11 +217,6 @@ impl Operation<'_> {
     /// Queues a kernel that later operations may recognise by its tag, and take further.
     pub fn launch_as(&mut self, tag: u32, function: Function, shape: Shape, args: &[u64]) {
         self.queue.push(Launch::new(tag, function, shape.grid, shape.block, shape.shared, args));
-    }
-
-    /// Queues a kernel that reads much memory once: address and bytes of up to three parts.
-    pub fn launch_streaming(&mut self, function: Function, shape: Shape, args: &[u64], parts: [(u64, u64); 3]) {
-        self.queue.push(Launch::new(0, function, shape.grid, shape.block, shape.shared, args).streaming(parts));
     }
 
     /// The kernel queued last, unless it went off: an operation may add its own work to it.

@@ -71,7 +71,6 @@ pub struct Launch {
     count: u32,
     args: [u64; ARGS],
     tag: u32,
-    streams: [(u64, u64); 3],
 }
 
 impl Launch {
@@ -81,13 +80,7 @@ impl Launch {
         all[..args.len()].copy_from_slice(args);
         let grid = grid.map(|g| g as u32);
         let (block, shared, count) = (block as u32, shared as u32, args.len() as u32);
-        Launch { function, grid, block, shared, count, args: all, tag, streams: [(0, 0); 3] }
-    }
-
-    /// Says which memory it reads once, as address and bytes: what can be fetched while the launches before it run.
-    pub fn streaming(mut self, parts: [(u64, u64); 3]) -> Self {
-        self.streams = parts;
-        self
+        Launch { function, grid, block, shared, count, args: all, tag }
     }
 
     /// Its tag.
@@ -175,9 +168,7 @@ pub struct Queue {
     clock: u64,
     /// Whether sequences that come again become graphs.
     pub use_graphs: bool,
-    /// Fetches memory into the cache, and how much of it for one launch.
-    pub fetch: Option<(Function, u64)>,
-    side: Side,
+
     /// Counts.
     pub sent: Sent,
 }
@@ -209,8 +200,6 @@ impl Queue {
             kept: 0,
             clock: 0,
             use_graphs: true,
-            fetch: None,
-            side: Side::new()?,
             sent: Sent::default(),
         })
     }
@@ -327,7 +316,7 @@ impl Queue {
                 known.used = self.clock;
                 let graph = match known.graph {
                     Some(graph) => graph,
-                    None => *known.graph.insert(record(device, &known.launches, &self.side, self.fetch)?),
+                    None => *known.graph.insert(record(device, &known.launches)?),
                 };
                 self.sent.graphs += 1;
                 // SAFETY: a graph made of this device's functions; the stream lives.
@@ -417,116 +406,47 @@ impl Drop for Queue {
     }
 }
 
-/// A second stream, and the events that tie it to the first while a graph is recorded.
-struct Side {
-    stream: sys::CUstream,
-    fork: sys::CUevent,
-    join: sys::CUevent,
-}
-
-impl Side {
-    fn new() -> Result<Self, CudaError> {
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
-        let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        Ok(Side {
-            stream: stream.map_err(|e| CudaError::call("cuStreamCreate", e))?,
-            fork: event().map_err(|e| CudaError::call("cuEventCreate", e))?,
-            join: event().map_err(|e| CudaError::call("cuEventCreate", e))?,
-        })
-    }
-}
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, used by nothing else.
-        unsafe {
-            let _ = result::event::destroy(self.fork);
-            let _ = result::event::destroy(self.join);
-            let _ = result::stream::destroy(self.stream);
-        }
-    }
-}
-
-fn launch(stream: sys::CUstream, l: &Launch) -> Result<(), CudaError> {
-    let mut args = l.args;
-    let mut pointers = [std::ptr::null_mut(); ARGS];
-    pointers.iter_mut().zip(&mut args).for_each(|(p, a)| *p = std::ptr::from_mut(a).cast());
-    let (g, count) = (l.grid, l.count as usize);
-    // SAFETY: the function is loaded; its arguments are as many as it declares and each at least as wide (tests launch every
-    // kernel); what they point to is held by buffers or weights until after this stream got here.
-    unsafe {
-        result::launch_kernel(
-            l.function.raw(),
-            (g[0], g[1], g[2]),
-            (l.block, 1, 1),
-            l.shared,
-            stream,
-            &mut pointers[..count],
-        )
-    }
-    .map_err(|e| CudaError::call("cuLaunchKernel", e))
-}
-
 fn launch_all(device: &Device, launches: &[Launch]) -> Result<(), CudaError> {
-    launches.iter().try_for_each(|l| launch(device.stream, l))
-}
-
-/// Launches, and beside them what fetches the memory of the next long kernel while the short ones before it run.
-fn launch_and_fetch(
-    device: &Device,
-    launches: &[Launch],
-    side: &Side,
-    (fetch, limit): (Function, u64),
-) -> Result<(), CudaError> {
-    let failed = |e| CudaError::call("cuStreamWaitEvent", e);
-    let tie = |event, from, to| {
-        // SAFETY: events and streams live as long as the queue.
-        unsafe { result::event::record(event, from) }.map_err(failed)?;
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: as above.
-        unsafe { result::stream::wait_event(to, event, flags) }.map_err(failed)
-    };
-    let long = |l: &Launch| l.streams[0].1 > 0;
-    let mut forked = false;
-    let mut from = 0;
-    while from < launches.len() {
-        // A long kernel, if there is one, then the short ones up to the next.
-        let first = usize::from(long(&launches[from]));
-        let next = (from + first..launches.len()).find(|i| long(&launches[*i])).unwrap_or(launches.len());
-        launch_all(device, &launches[from..from + first])?;
-        if let Some(l) = launches.get(next)
-            && next > from + first
-        {
-            tie(side.fork, device.stream, side.stream)?;
-            forked = true;
-            let total: u64 = l.streams.iter().map(|s| s.1).sum();
-            for (address, bytes) in l.streams.iter().filter(|s| s.1 > 0) {
-                let part = if total > limit { bytes * limit / total } else { *bytes };
-                let blocks = (part as usize).div_ceil(128 * 128).clamp(1, 132);
-                launch(side.stream, &Launch::new(0, fetch, [blocks, 1, 1], 128, 0, &[*address, part]))?;
-            }
+    // Every kernel waits for the one before itself (`after_others`), where the device can do that.
+    // SAFETY: plain data, for which zero is a value.
+    let mut overlap: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    overlap.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    overlap.value.programmaticStreamSerializationAllowed = 1;
+    for l in launches {
+        let mut args = l.args;
+        let mut pointers = [std::ptr::null_mut(); ARGS];
+        pointers.iter_mut().zip(&mut args).for_each(|(p, a)| *p = std::ptr::from_mut(a).cast());
+        let config = sys::CUlaunchConfig {
+            gridDimX: l.grid[0],
+            gridDimY: l.grid[1],
+            gridDimZ: l.grid[2],
+            blockDimX: l.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: l.shared,
+            hStream: device.stream,
+            attrs: &raw mut overlap,
+            numAttrs: u32::from(device.capability >= 90),
+        };
+        // SAFETY: the function is loaded; its arguments are as many as it declares and each at least as wide (tests launch
+        // every kernel); what they point to is held by buffers or weights until after this stream got here; configuration
+        // and attribute outlive the call.
+        unsafe {
+            sys::cuLaunchKernelEx(&raw const config, l.function.raw(), pointers.as_mut_ptr(), std::ptr::null_mut())
         }
-        launch_all(device, &launches[from + first..next])?;
-        from = next;
+        .result()
+        .map_err(|e| CudaError::call("cuLaunchKernelEx", e))?;
     }
-    if forked { tie(side.join, side.stream, device.stream) } else { Ok(()) }
+    Ok(())
 }
 
 /// Records launches as a graph, launching nothing.
-fn record(
-    device: &Device,
-    launches: &[Launch],
-    side: &Side,
-    fetch: Option<(Function, u64)>,
-) -> Result<sys::CUgraphExec, CudaError> {
+fn record(device: &Device, launches: &[Launch]) -> Result<sys::CUgraphExec, CudaError> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream lives and is not recording.
     unsafe { result::stream::begin_capture(device.stream, mode) }
         .map_err(|e| CudaError::call("cuStreamBeginCapture", e))?;
-    let launched = match fetch {
-        Some(fetch) => launch_and_fetch(device, launches, side, fetch),
-        None => launch_all(device, launches),
-    };
+    let launched = launch_all(device, launches);
     // SAFETY: recording began above, and ends here whatever happened between.
     let graph = unsafe { result::stream::end_capture(device.stream) };
     launched?;

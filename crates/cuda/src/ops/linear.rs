@@ -13,8 +13,6 @@ use crate::ops::rows::RowKernels;
 
 /// Outputs of a tile.
 const TILE: usize = 16;
-/// Tiles a processor up to which the next superblock is asked for ahead.
-const FEW_TILES: usize = 4;
 /// Most matrices of one launch.
 const TOGETHER: usize = 3;
 
@@ -24,7 +22,6 @@ enum Form {
     /// Tiles for the tensor cores.
     Tiles {
         narrow: [Function; 4], // for blocks of 8, 16, 32, 64 rows
-        deep: [Function; 2],   // for blocks of 8 and 16 rows, and few tiles
     },
     /// Row by row, f32 or f16.
     Rows { linear: Function },
@@ -192,10 +189,7 @@ impl CudaWeight {
         let get = |name| ctx.function(&unit, name, 0);
         let held = ctx.held(device_bytes(weight), &weight.name)?;
         let form = match linear_defines(weight.format) {
-            Some(_) => Form::Tiles {
-                narrow: [get("narrow_1")?, get("narrow_2")?, get("narrow_4")?, get("narrow_8")?],
-                deep: [get("deep_1")?, get("deep_2")?],
-            },
+            Some(_) => Form::Tiles { narrow: [get("narrow_1")?, get("narrow_2")?, get("narrow_4")?, get("narrow_8")?] },
             None => Form::Rows { linear: get("linear")? },
         };
         let repack = get("repack")?;
@@ -273,7 +267,7 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
                 );
                 at += 1;
             }
-            Form::Tiles { narrow, deep } => {
+            Form::Tiles { narrow } => {
                 let input = prepared
                     .get_or_insert_with(|| prepare(ctx, k, x.address(), first.inputs, x.rows, block_size(x.rows)));
                 // Matrices of one format that follow each other share a launch.
@@ -284,13 +278,8 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
                 }
                 let tiles: usize = o.iter().map(|o| o.div_ceil(TILE)).sum();
                 let supers = first.inputs.div_ceil(SUPER);
-                // Which kernel changes no bit: the order of a sum is that of the shape.
-                let few = tiles * input.blocks
-                    <= std::env::var("LAB_FEW").ok().and_then(|v| v.parse().ok()).unwrap_or(FEW_TILES)
-                        * ctx.device.processors;
-                let function = if few && input.size < deep.len() { deep[input.size] } else { narrow[input.size] };
-                ctx.operation(0).launch_streaming(
-                    function,
+                ctx.launch(
+                    narrow[input.size],
                     Shape::new(tiles, input.blocks, 256),
                     &args![
                         w[0],
@@ -307,7 +296,6 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
                         supers,
                         x.rows
                     ],
-                    std::array::from_fn(|i| (w[i], if i < same { weights[at + i].held.bytes() as u64 } else { 0 })),
                 );
                 at += same;
             }

@@ -26,7 +26,6 @@ pub struct RowKernels {
     pub(crate) put_rows: Function,
     pub(crate) rope_angles: Function,
     pub(crate) rope: Function,
-    pub(crate) fetch: Function,
 }
 
 impl RowKernels {
@@ -55,7 +54,6 @@ impl RowKernels {
             put_rows: get("put_rows")?,
             rope_angles: get("rope_angles")?,
             rope: get("rope")?,
-            fetch: get("fetch")?,
         })
     }
 }
