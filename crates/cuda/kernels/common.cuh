@@ -59,15 +59,9 @@ __device__ __forceinline__ float activate(int kind, float x) {
     return kind == 1 ? x / (expf(-x) + 1.f) : sigmoid(x);
 }
 
-// Rows as the tensor cores read them (linear.cu): rounded to bf16, in blocks of 8 NT rows, with the sums of their groups. x is
-// [block][64 inputs][NT][2][32] of 16 bytes, sums [block] of three arrays for groups of 32, 64 and 128, each [group][8 NT].
-//
-// Lane t of four stores its part of 64 inputs of one row: v[s][p] is input 16 s + 4 t + p. All lanes of a warp come here, in fours; the fours
-// of neighbouring groups are neighbours, so that the sums of 128 meet.
-__device__ __forceinline__ void store_prepared(const float v[4][4], uint4 *x, float *sums, u32 row, u32 group, u32 supers, u32 nt, u32 t, bool active) {
-    const u32 block = row / 8 / nt, n = row / 8 % nt, column = row % (8 * nt), width = 8 * nt;
-    u32 words[8];
-    float half[2];
+// 64 inputs of one row, rounded to bf16 by four lanes: v[s][p] is input 16 s + 4 t + p of lane t, words[2 s + p / 2] its place. All four get the
+// sums of both halves.
+__device__ __forceinline__ void round_group(const float v[4][4], u32 words[8], float half[2]) {
 #pragma unroll
     for (int s = 0; s < 4; s++) {
         words[2 * s] = pack_bf16(v[s][0], v[s][1]);
@@ -81,6 +75,18 @@ __device__ __forceinline__ void store_prepared(const float v[4][4], uint4 *x, fl
         half[h] += __shfl_xor_sync(~0u, half[h], 1);
         half[h] += __shfl_xor_sync(~0u, half[h], 2);
     }
+}
+
+// Rows as the tensor cores read them (linear.cu): rounded to bf16, in blocks of 8 NT rows, with the sums of their groups. x is
+// [block][64 inputs][NT][2][32] of 16 bytes, sums [block] of three arrays for groups of 32, 64 and 128, each [group][8 NT].
+//
+// Lane t of four stores its part of 64 inputs of one row. All lanes of a warp come here, in fours; the fours of neighbouring groups are
+// neighbours, so that the sums of 128 meet.
+__device__ __forceinline__ void store_prepared(const float v[4][4], uint4 *x, float *sums, u32 row, u32 group, u32 supers, u32 nt, u32 t, bool active) {
+    const u32 block = row / 8 / nt, n = row / 8 % nt, column = row % (8 * nt), width = 8 * nt;
+    u32 words[8];
+    float half[2];
+    round_group(v, words, half);
     const float whole = half[0] + half[1], both = whole + __shfl_xor_sync(~0u, whole, 4);
     if (!active) return;
     uint4 *to = x + (((u64)block * supers * 4 + group) * nt + n) * 64 + row % 8 * 4 + t;

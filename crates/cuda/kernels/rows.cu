@@ -170,6 +170,48 @@ EXPORT prepare(float *x, uint4 *prepared, float *sums, u32 inputs, u32 nt) { aft
 
 EXPORT gate_prepare(float *x, u32 kind, const float *y, uint4 *prepared, float *sums, u32 inputs, u32 nt) { after_others(); prepare_row<true>(x, y, kind, prepared, sums, inputs, nt); }
 
+// Rows for the wide kernel (wide.cu): the same values and sums, in blocks of 128 rows. x is [block][16 inputs][8 rows a group][2][8 rows][8] bf16,
+// so that 8 rows x 16 bytes follow each other as warpgroup instructions read them: place j of 16 inputs, [j / 8] and [j % 8], is input
+// 4 (j % 8 / 2) + 2 (j / 8) + j % 2. Sums lie as in `prepare`. A warp takes 128 inputs of eight rows; rows that are none become zeros.
+EXPORT prepare_wide(const float *x, u32 *prepared, float *sums, u32 inputs, u32 rows) {
+    const u32 pair = (blockIdx.x * blockDim.x + threadIdx.x) / 32, supers = (inputs + 255) / 256, lane = threadIdx.x % 32, t = lane % 4;
+    const u32 row = blockIdx.y * 8 + lane / 4, block = row / 128, column = row % 128;
+    if (pair >= supers * 2) return;
+    x += (u64)row * inputs;
+    float *own = sums + (u64)block * supers * 14 * 128 + column;
+    float both = 0.f;
+#pragma unroll
+    for (u32 g = 0; g < 2; g++) {
+        const u32 group = 2 * pair + g;
+        float v[4][4], half[2];
+        u32 words[8];
+#pragma unroll
+        for (u32 s = 0; s < 4; s++) {
+            const u32 k = group * 64 + s * 16 + t * 4;
+            if (row < rows && k + 4 <= inputs && inputs % 4 == 0) {
+                const float4 four = *(const float4 *)(x + k);
+                v[s][0] = four.x, v[s][1] = four.y, v[s][2] = four.z, v[s][3] = four.w;
+                continue;
+            }
+#pragma unroll
+            for (u32 p = 0; p < 4; p++) v[s][p] = row < rows && k + p < inputs ? x[k + p] : 0.f;
+        }
+        round_group(v, words, half);
+        u32 *to = prepared + ((((u64)block * supers * 4 + group) * 4 * 16 + column / 8) * 2 * 8 + row % 8) * 4 + t;
+#pragma unroll
+        for (u32 s = 0; s < 4; s++) {
+            to[s * 16 * 2 * 32] = words[2 * s];
+            to[s * 16 * 2 * 32 + 32] = words[2 * s + 1];
+        }
+        const float whole = half[0] + half[1];
+        both = g ? both + whole : whole;
+        if (t == 0) own[2 * group * 128] = half[0];
+        if (t == 1) own[(2 * group + 1) * 128] = half[1];
+        if (t == 2) own[(supers * 8 + group) * 128] = whole;
+    }
+    if (t == 3) own[(supers * 12 + pair) * 128] = both;
+}
+
 // What is done to the heads of q, k and v after their matrices, in one launch: up to three jobs, each a norm, a rotation, a place in
 // the pages, or some of these. Block x is a row, y a head of one of the jobs; the norm's threads are those of `rms_norm` at this width.
 constexpr u32 NORM = 1, ROTATE = 2, KEYS = 4, VALUES = 8;

@@ -23,6 +23,7 @@ pub struct Context {
     pub arena: Arc<Arena>,
     modules: Modules,
     fuse: AtomicBool,
+    wide: AtomicBool,
 }
 
 /// A grid, the threads of a block, and the bytes of shared memory it is given at launch.
@@ -58,7 +59,8 @@ impl Context {
         let arena = Arena::new(Arc::clone(&device));
         let modules = Modules::new(Arc::clone(&device), cache);
         let queue = Mutex::new(Queue::new()?);
-        Ok(Arc::new(Context { device, arena, modules, queue, fuse: AtomicBool::new(true) }))
+        let (fuse, wide) = (AtomicBool::new(true), AtomicBool::new(true));
+        Ok(Arc::new(Context { device, arena, modules, queue, fuse, wide }))
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -189,6 +191,16 @@ impl Context {
     /// Whether operations that follow each other share launches where they can. They do unless switched off, to compare.
     pub fn use_fusion(&self, on: bool) {
         self.fuse.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether matrices times many rows take the wide kernel, where the device has one. They do unless switched off, to compare.
+    pub fn use_wide(&self, on: bool) {
+        self.wide.store(on, Ordering::Relaxed);
+    }
+
+    /// As [`Context::use_wide`] set it.
+    pub fn wide(&self) -> bool {
+        self.wide.load(Ordering::Relaxed)
     }
 
     /// What was sent off so far.

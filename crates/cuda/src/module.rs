@@ -38,19 +38,22 @@ impl Source {
 }
 
 macro_rules! sources {
-    ($($constant:ident $file:literal)*) => {
+    ($($constant:ident $file:literal $($more:literal)*;)*) => {
         $(#[doc = concat!("kernels/", $file)]
-        pub const $constant: Source = Source::new($file, include_str!(concat!("../kernels/", $file)));)*
+        pub const $constant: Source = Source::new(
+            $file,
+            concat!(include_str!(concat!("../kernels/", $file)), $("\n", include_str!(concat!("../kernels/", $more)))*),
+        );)*
     };
 }
 
 sources! {
-    ROWS "rows.cu"
-    LINEAR "linear.cu"
-    DENSE "dense.cu"
-    ATTEND "attend.cu"
-    MOE "moe.cu"
-    RECURRENT "recurrent.cu"
+    ROWS "rows.cu";
+    LINEAR "linear.cu" "wide.cu";
+    DENSE "dense.cu";
+    ATTEND "attend.cu";
+    MOE "moe.cu";
+    RECURRENT "recurrent.cu";
 }
 
 /// A definition, `-Dname=value`.

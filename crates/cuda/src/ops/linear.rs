@@ -10,18 +10,20 @@ use crate::memory::{Block, Held};
 use crate::module::{DENSE, Function, LINEAR, Unit, linear_defines};
 use crate::ops::fuse::{Prepared, SUPER, prepare};
 use crate::ops::rows::RowKernels;
+use crate::ops::wide::{self, Part, WIDE_FROM};
 
 /// Outputs of a tile.
 const TILE: usize = 16;
 /// Most matrices of one launch.
-const TOGETHER: usize = 3;
+pub(super) const TOGETHER: usize = 3;
 
 /// How a matrix is stored on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// Tiles for the tensor cores.
     Tiles {
-        narrow: [Function; 4], // for blocks of 8, 16, 32, 64 rows
+        narrow: [Function; 4],  // for blocks of 8, 16, 32, 64 rows
+        wide: Option<Function>, // for many rows, on devices that have it
     },
     /// Row by row, f32 or f16.
     Rows { linear: Function },
@@ -189,7 +191,10 @@ impl CudaWeight {
         let get = |name| ctx.function(&unit, name, 0);
         let held = ctx.held(device_bytes(weight), &weight.name)?;
         let form = match linear_defines(weight.format) {
-            Some(_) => Form::Tiles { narrow: [get("narrow_1")?, get("narrow_2")?, get("narrow_4")?, get("narrow_8")?] },
+            Some(_) => Form::Tiles {
+                narrow: [get("narrow_1")?, get("narrow_2")?, get("narrow_4")?, get("narrow_8")?],
+                wide: wide::function(ctx, &unit)?,
+            },
             None => Form::Rows { linear: get("linear")? },
         };
         let repack = get("repack")?;
@@ -255,6 +260,7 @@ fn block_size(rows: usize) -> usize {
 /// `outs[i] = x @ weights[i]^T`, `x` `[rows, inputs]`.
 pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWeight], outs: &[u64]) {
     let mut prepared: Option<Prepared> = None;
+    let mut wide_prepared: Option<wide::Prepared> = None;
     let mut at = 0;
     while at < weights.len() {
         let first = weights[at];
@@ -267,7 +273,17 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
                 );
                 at += 1;
             }
-            Form::Tiles { narrow } => {
+            Form::Tiles { wide: Some(wide), .. } if ctx.wide() && x.rows >= WIDE_FROM => {
+                let input =
+                    wide_prepared.get_or_insert_with(|| wide::prepare(ctx, k, x.address(), first.inputs, x.rows));
+                let same = weights[at..].iter().take(TOGETHER).take_while(|w| w.form == first.form).count();
+                let parts: Vec<Part> = (at..at + same)
+                    .map(|i| Part { w: weights[i].held.address(), y: outs[i], outputs: weights[i].outputs })
+                    .collect();
+                wide::multiply(ctx, wide, input, &parts);
+                at += same;
+            }
+            Form::Tiles { narrow, .. } => {
                 let input = prepared
                     .get_or_insert_with(|| prepare(ctx, k, x.address(), first.inputs, x.rows, block_size(x.rows)));
                 // Matrices of one format that follow each other share a launch.

@@ -6,3 +6,4 @@ pub mod linear;
 pub mod moe;
 pub mod recurrent;
 pub mod rows;
+pub mod wide;
