@@ -174,6 +174,7 @@ EXPORT gate_prepare(float *x, u32 kind, const float *y, uint4 *prepared, float *
 // so that 8 rows x 16 bytes follow each other as warpgroup instructions read them: place j of 16 inputs, [j / 8] and [j % 8], is input
 // 4 (j % 8 / 2) + 2 (j / 8) + j % 2. Sums lie as in `prepare`. A warp takes 128 inputs of eight rows; rows that are none become zeros.
 EXPORT prepare_wide(const float *x, u32 *prepared, float *sums, u32 inputs, u32 rows) {
+    after_others();
     const u32 pair = (blockIdx.x * blockDim.x + threadIdx.x) / 32, supers = (inputs + 255) / 256, lane = threadIdx.x % 32, t = lane % 4;
     const u32 row = blockIdx.y * 8 + lane / 4, block = row / 128, column = row % 128;
     if (pair >= supers * 2) return;
