@@ -1,6 +1,7 @@
 //! What can go wrong with a device, in words that say what to do.
 
 use cudarc::driver::DriverError;
+use mlxcel_compute::ComputeError;
 
 /// Oldest driver interface that has everything used here: 12.0.
 pub const OLDEST_DRIVER: i32 = 12_000;
@@ -81,5 +82,11 @@ impl CudaError {
         let text =
             |s: Result<&std::ffi::CStr, DriverError>| s.map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         CudaError::Call { call, reason: format!("{}: {}", text(error.error_name()), text(error.error_string())) }
+    }
+}
+
+impl From<CudaError> for ComputeError {
+    fn from(error: CudaError) -> Self {
+        ComputeError::Device { reason: error.to_string() }
     }
 }

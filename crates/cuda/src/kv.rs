@@ -4,7 +4,6 @@
 use mlxcel_compute::{ComputeError, KvGroup, KvShape};
 
 use crate::context::Context;
-use crate::error::CudaError;
 use crate::memory::Held;
 use crate::ops::attend::AttendKernels;
 
@@ -50,14 +49,14 @@ impl CudaKv {
         let mut memory = Vec::new();
         let mut groups = Vec::new();
         for (group, pages) in layout.iter().zip(pages) {
-            let held = ctx.held(pages * page_bytes(group), "the KV cache").map_err(device)?;
+            let held = ctx.held(pages * page_bytes(group), "the KV cache")?;
             // What was never written must be finite: a weight of zero does not silence NaN.
-            ctx.zero(held.address(), held.bytes()).map_err(device)?;
+            ctx.zero(held.address(), held.bytes())?;
             let mut at = held.address();
             let mut layers = Vec::new();
             for shape in &group.layers {
                 let bytes = (pages * half_page(shape)) as u64;
-                let kernels = AttendKernels::new(ctx, shape.head_dim).map_err(device)?;
+                let kernels = AttendKernels::new(ctx, shape.head_dim)?;
                 let (keys, values, flags) = (at, at + bytes, at + 2 * bytes);
                 layers.push(LayerPages { shape: *shape, keys, values, flags, kernels });
                 at = flags + (pages * flag_page(shape)) as u64;
@@ -67,9 +66,4 @@ impl CudaKv {
         }
         Ok(CudaKv { groups, _memory: memory })
     }
-}
-
-/// A device's fault as a backend reports it.
-pub(crate) fn device(error: CudaError) -> ComputeError {
-    ComputeError::Weight { name: "KV cache".into(), reason: error.to_string() }
 }

@@ -209,7 +209,7 @@ impl CudaState {
     /// Reserves the memory and compiles the kernels.
     ///
     /// # Errors
-    /// [`ComputeError::StateMemory`] when the device has no room; otherwise the layer there are no kernels for, and why.
+    /// [`ComputeError::Device`] when the device has no room; otherwise the layer there are no kernels for, and why.
     pub fn new(
         context: &Arc<Context>,
         layout: &StateLayout,
@@ -218,9 +218,8 @@ impl CudaState {
     ) -> Result<Self, ComputeError> {
         let shapes = layout.layers.clone();
         let book = Slots::new(slots, record);
-        let needed = slot_bytes(layout, record).saturating_mul(slots);
         let fault = |layer: usize, error: CudaError| match error {
-            CudaError::Memory { .. } => layout.refused(needed),
+            full @ CudaError::Memory { .. } => full.into(),
             other => ComputeError::Weight { name: format!("recurrent layer {layer}"), reason: other.to_string() },
         };
         let chunk = shapes.iter().map(|l| l.taps.saturating_sub(1)).fold(CHUNK, usize::max);

@@ -103,9 +103,11 @@ fn joined_launches_give_the_same_bits() {
             let before = kernels();
             let joined = layer(&b, rows, 1e-6, same_eps);
             let few = kernels() - before;
-            // Each of seven matrices is stored by one launch as well; beyond 32 rows attention does not fold.
+            // Each of seven matrices is stored by one launch as well. Beyond 32 rows attention does not fold, and the wide kernel's
+            // rows are stored by launches of their own.
+            let fewer = if rows <= 32 { 8 } else { 3 };
             println!("{rows} rows: {} launches, {} joined", many - 7, few - 7);
-            assert!(few + 7 <= many, "{rows} rows: {many} launches, {few} joined");
+            assert!(few + fewer <= many, "{rows} rows: {many} launches, {few} joined");
             assert!(apart.iter().flatten().all(|v| v.is_finite()));
             for (i, (a, j)) in bits(&apart).iter().zip(bits(&joined)).enumerate() {
                 assert!(*a == j, "{rows} rows: buffer {i} differs");

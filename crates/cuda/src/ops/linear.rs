@@ -183,7 +183,7 @@ impl CudaWeight {
                 return Err(refused(weight, format!("{expected} {what} expected, {found} found")));
             }
         }
-        Self::store(ctx, weight).map_err(|e| refused(weight, e))
+        Ok(Self::store(ctx, weight)?)
     }
 
     fn store(ctx: &Context, weight: &HostWeight) -> Result<Self, CudaError> {
