@@ -346,3 +346,43 @@ EXPORT rope(float *x, const float *angles, u32 head_dim, u32 count, u32 width, u
     at[0] = fmaf(a, c, -(b * s));
     at[count] = fmaf(b, c, a * s);
 }
+
+// The place of a row's largest value, the lowest among equals; all ones when a value is not finite. One block a row.
+EXPORT argmax(const float *x, u32 *out, u32 width) {
+    after_others();
+    __shared__ float values[32];
+    __shared__ u32 places[32];
+    x += (u64)blockIdx.x * width;
+    float best = __uint_as_float(0xff800000u), poison = 0.f;
+    u32 place = 0xffffffffu;
+    auto see = [&](float v, u32 i) {
+        poison = fmaf(v, 0.f, poison);
+        if (v > best || (v == best && i < place)) best = v, place = i;
+    };
+    if (width % 4 == 0) {
+#pragma unroll 4
+        for (u32 i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x) {
+            const float4 v = *(const float4 *)(x + i);
+            see(v.x, i), see(v.y, i + 1), see(v.z, i + 2), see(v.w, i + 3);
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += blockDim.x) see(x[i], i);
+    }
+    const int damaged = __syncthreads_or(!(poison == 0.f));
+    auto join = [&](int lanes) {
+        for (int step = lanes / 2; step > 0; step /= 2) {
+            const float v = __shfl_xor_sync(~0u, best, step);
+            const u32 i = __shfl_xor_sync(~0u, place, step);
+            if (v > best || (v == best && i < place)) best = v, place = i;
+        }
+    };
+    join(32);
+    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = best, places[threadIdx.x / 32] = place;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    const bool there = threadIdx.x < blockDim.x / 32;
+    best = there ? values[threadIdx.x] : __uint_as_float(0xff800000u);
+    place = there ? places[threadIdx.x] : 0xffffffffu;
+    join(32);
+    if (threadIdx.x == 0) out[blockIdx.x] = damaged ? 0xffffffffu : place;
+}

@@ -27,6 +27,7 @@ pub struct RowKernels {
     pub(crate) put_rows: Function,
     pub(crate) rope_angles: Function,
     pub(crate) rope: Function,
+    pub(crate) argmax: Function,
 }
 
 impl RowKernels {
@@ -56,6 +57,7 @@ impl RowKernels {
             put_rows: get("put_rows")?,
             rope_angles: get("rope_angles")?,
             rope: get("rope")?,
+            argmax: get("argmax")?,
         })
     }
 }
