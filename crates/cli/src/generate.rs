@@ -39,7 +39,8 @@ pub fn run(args: &GenerateArgs, environment: &Environment) -> Result<ExitCode> {
     let limit = info.context_length;
     let needed = args.limits.max_tokens().map_or(limit, |n| n.max(1).saturating_add(tokens.len()).min(limit));
     let context = Some(args.limits.ctx_size.unwrap_or(needed.max(2)));
-    let options = EngineOptions { context, reuse: false, ..EngineOptions::default() };
+    let step_rows = pair.model.step_rows();
+    let options = EngineOptions { context, step_rows, reuse: false, ..EngineOptions::default() };
     let gate = Gate {
         settings,
         args: &args.draft,

@@ -52,7 +52,7 @@ pub fn run(args: &InspectArgs, environment: &Environment) -> Result<ExitCode> {
 fn kv_need(model: &dyn Model) -> KvNeed {
     let (slot, snapshot) = if model.is_recurrent() { model.state_bytes() } else { (0, 0) };
     let mut need = KvNeed { per_token: 0, windows: 0, window_tokens: 0, state: (slot as u64, snapshot as u64) };
-    let (limit, step) = (model.info().context_length, EngineOptions::default().step_rows);
+    let (limit, step) = (model.info().context_length, model.step_rows());
     let pages = pages_needed(model.kv_layout(), model.page_len(), 1, limit, step);
     for (g, group) in model.kv_layout().iter().enumerate() {
         let page = model.kv_page_bytes(g) as u64;

@@ -44,7 +44,8 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<ExitCode> {
     let sampling = opened.sampling(&args.sampling, None, pair.model.info().vocab_size)?;
     let context = args.limits.ctx_size.unwrap_or(pair.model.info().context_length.min(DEFAULT_CONTEXT));
     let tty = std::io::stdin().is_terminal();
-    let options = EngineOptions { context: Some(context), ..EngineOptions::default() };
+    let step_rows = pair.model.step_rows();
+    let options = EngineOptions { context: Some(context), step_rows, ..EngineOptions::default() };
     let gate = Gate {
         settings,
         args: &args.draft,

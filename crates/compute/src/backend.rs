@@ -151,6 +151,11 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Positions of one KV page, a divisor of the attention key block.
     fn page_len(&self) -> usize;
 
+    /// Rows of a step that use the backend well: a prompt goes in chunks of about so many. Speed alone; any number gives the same bits.
+    fn step_rows(&self) -> usize {
+        512
+    }
+
     /// Takes over a weight. Shapes and lengths were checked by the loader.
     ///
     /// # Errors

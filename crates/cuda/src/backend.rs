@@ -73,6 +73,11 @@ impl Backend for CudaBackend {
         PAGE_LEN
     }
 
+    fn step_rows(&self) -> usize {
+        // Fewer leave processors without a tile of the wide kernel.
+        2048
+    }
+
     fn load_weight(&self, weight: HostWeight) -> Result<CudaWeight, ComputeError> {
         CudaWeight::load(&self.ctx, &weight)
     }

@@ -103,6 +103,11 @@ pub trait Model: Send {
     /// Positions of a page.
     fn page_len(&self) -> usize;
 
+    /// Rows of a step that use the backend well ([`Backend::step_rows`]).
+    fn step_rows(&self) -> usize {
+        512
+    }
+
     /// Bytes of one page of a group.
     fn kv_page_bytes(&self, group: usize) -> usize;
 

@@ -94,6 +94,10 @@ impl<B: Backend, N: Network<B>> Model for LoadedModel<B, N> {
         self.backend.page_len()
     }
 
+    fn step_rows(&self) -> usize {
+        self.backend.step_rows()
+    }
+
     fn kv_page_bytes(&self, group: usize) -> usize {
         self.backend.kv_page_bytes(&self.network.kv_layout()[group])
     }

@@ -9,7 +9,6 @@ use mlxcel_bench::cost::{Cost, Plan, Timed, measure};
 use mlxcel_bench::machine::{COMMIT, Machine, VERSION};
 use mlxcel_bench::report::table::{Align, Table};
 use mlxcel_checkpoint::Checkpoint;
-use mlxcel_engine::EngineOptions;
 use serde_json::{Value, json};
 
 use crate::bench::args::CostArgs;
@@ -27,7 +26,8 @@ pub fn run(args: &CostArgs, environment: &Environment) -> Result<ExitCode> {
     let backend = args.wish().open(environment, &mut draft::to_stderr(false))?;
     let mut model = Opened { path, checkpoint }.model(&backend)?;
     let began = Instant::now();
-    let cost = measure(&mut *model, &plan(args), &mut || began.elapsed().as_secs_f64())?;
+    let plan = plan(args, model.step_rows());
+    let cost = measure(&mut *model, &plan, &mut || began.elapsed().as_secs_f64())?;
     let about = json!({
         "target": model.info().name,
         "weight_bytes": model.info().weight_bytes(),
@@ -43,7 +43,7 @@ pub fn run(args: &CostArgs, environment: &Environment) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn plan(args: &CostArgs) -> Plan {
+fn plan(args: &CostArgs, step_rows: usize) -> Plan {
     let numbers = |list: &[u32]| list.iter().map(|n| *n as usize).collect();
     Plan {
         prompt: args.prompt as usize,
@@ -52,7 +52,7 @@ fn plan(args: &CostArgs) -> Plan {
         widths: numbers(&args.widths),
         block_context: args.block_context as usize,
         repeat: args.repeat as usize,
-        step_rows: EngineOptions::default().step_rows,
+        step_rows,
     }
 }
 

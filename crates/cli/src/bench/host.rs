@@ -111,6 +111,7 @@ impl<'a> LocalHost<'a> {
         let options = EngineOptions {
             parallel: wanted.parallel,
             context: Some(context.max(2)),
+            step_rows: model.step_rows(),
             reuse: false,
             ..EngineOptions::default()
         };

@@ -200,7 +200,8 @@ fn load(
     let context = args.ctx_size.unwrap_or(CONTEXT.min(info.context_length));
     let parallel = usize::from(args.parallel);
     let cache_bytes = args.cache_ram as usize * (1 << 20);
-    let options = EngineOptions { parallel, context: Some(context), cache_bytes, ..EngineOptions::default() };
+    let step_rows = pair.model.step_rows();
+    let options = EngineOptions { parallel, context: Some(context), step_rows, cache_bytes, ..EngineOptions::default() };
     let gate = Gate {
         settings,
         args: &drafts,

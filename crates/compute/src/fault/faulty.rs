@@ -114,6 +114,10 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.page_len()
     }
 
+    fn step_rows(&self) -> usize {
+        self.inner.step_rows()
+    }
+
     fn load_weight(&self, weight: HostWeight) -> Result<B::Weight, ComputeError> {
         self.inner.load_weight(weight)
     }
