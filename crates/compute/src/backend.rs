@@ -7,6 +7,8 @@
 //! **Damage shows:** a NaN or infinity in a row's inputs gives non-finite outputs, also where the formula would hide it (a
 //! capped logit, an expert that is not chosen, a rounded activation), so that a broken weight is found at the first logits.
 
+use std::ops::Range;
+
 use crate::recurrent::StateLayout;
 use crate::{Batch, HostWeight, order};
 
@@ -219,11 +221,27 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// A buffer of the given shape with arbitrary contents.
     fn buffer(&self, rows: usize, width: usize) -> Self::Buffer;
 
+    /// Rows and width of a buffer.
+    fn shape(&self, buffer: &Self::Buffer) -> (usize, usize);
+
     /// Fills a buffer, row-major.
     fn write(&self, buffer: &mut Self::Buffer, values: &[f32]);
 
     /// Reads a buffer, row-major.
     fn read(&self, buffer: &Self::Buffer) -> Vec<f32>;
+
+    /// Reads some rows of a buffer, row-major.
+    fn read_rows(&self, buffer: &Self::Buffer, rows: Range<usize>) -> Vec<f32> {
+        let width = self.shape(buffer).1;
+        self.read(buffer)[rows.start * width..rows.end * width].to_vec()
+    }
+
+    /// [`order::argmax`] of each row: the index of its largest value, the lowest among equals; `None` for a row with a value that is
+    /// not finite. For choosing without reading.
+    fn argmax(&self, x: &Self::Buffer) -> Vec<Option<u32>> {
+        let width = self.shape(x).1;
+        self.read(x).chunks_exact(width.max(1)).map(order::argmax).collect()
+    }
 
     /// `out[r] = table[ids[r]] * scale`; ids are in range.
     fn embed(&self, table: &Self::Weight, ids: &[u32], scale: f32, out: &mut Self::Buffer);

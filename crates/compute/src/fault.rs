@@ -3,6 +3,7 @@
 //! It exists to show that the conformance suite and the exactness probe can fail: a check that no fault trips checks
 //! nothing. Each [`Fault`] is a mistake that a real kernel could make.
 
+mod argmax;
 mod faulty;
 mod moe;
 mod state;
@@ -13,6 +14,8 @@ pub use state::{Copied, Tracked};
 /// A verb with an output, for the faults that any of them can have; and the verbs that move states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
+    /// [`argmax`](crate::Backend::argmax), whose output is no buffer.
+    Argmax,
     /// [`embed`](crate::Backend::embed).
     Embed,
     /// [`gather`](crate::Backend::gather).
@@ -58,7 +61,8 @@ pub enum Verb {
 
 impl Verb {
     /// All of them.
-    pub const ALL: [Verb; 20] = [
+    pub const ALL: [Verb; 21] = [
+        Verb::Argmax,
         Verb::Embed,
         Verb::Gather,
         Verb::RmsNorm,
@@ -84,6 +88,7 @@ impl Verb {
     /// The name in reports: the method's, or `state`.
     pub const fn name(self) -> &'static str {
         match self {
+            Verb::Argmax => "argmax",
             Verb::Embed => "embed",
             Verb::Gather => "gather",
             Verb::RmsNorm => "rms_norm",
@@ -127,6 +132,10 @@ pub enum Fault {
     MoeOrder,
     /// `moe` on two rows or more breaks ties to the higher index: an unstable sort.
     MoeTies,
+    /// `argmax` on two rows or more gives the highest index among equals: threads that finish in any order.
+    ArgmaxTies,
+    /// `argmax` does not see what is not larger than all others: -inf, and NaN.
+    ArgmaxBlind,
     /// `rope_angles` takes every position from the first axis.
     AxisIgnored,
     /// In spans of 16 rows or more, `gated_delta` rounds otherwise: the chunked form.
@@ -171,6 +180,7 @@ impl Fault {
             Fault::NeighbourNorm => Verb::RmsNorm,
             Fault::StaleKeys | Fault::ChunkAttention | Fault::Residue => Verb::Attend,
             Fault::MoeOrder | Fault::MoeTies => Verb::Moe,
+            Fault::ArgmaxTies | Fault::ArgmaxBlind => Verb::Argmax,
             Fault::AxisIgnored => Verb::RopeAngles,
             Fault::ChunkedDelta | Fault::HiddenDamage | Fault::MatrixResidue => Verb::GatedDelta,
             Fault::WindowResidue => Verb::CausalConv,
@@ -198,6 +208,8 @@ impl Fault {
             Fault::Residue,
             Fault::MoeOrder,
             Fault::MoeTies,
+            Fault::ArgmaxTies,
+            Fault::ArgmaxBlind,
             Fault::AxisIgnored,
             Fault::ChunkedDelta,
             Fault::HiddenDamage,
@@ -211,8 +223,8 @@ impl Fault {
             Fault::RestoreWindow,
             Fault::DeclareIgnored,
         ];
-        // States have no output of their own to spoil.
-        for verb in Verb::ALL.into_iter().filter(|verb| *verb != Verb::State) {
+        // States have no output of their own to spoil, indices no bits.
+        for verb in Verb::ALL.into_iter().filter(|verb| !matches!(verb, Verb::State | Verb::Argmax)) {
             all.extend([Fault::LastBit(verb), Fault::Inaccurate(verb), Fault::Unwritten(verb)]);
             // Table rows and angles are finite, so there is nothing that could leak.
             if !matches!(verb, Verb::Embed | Verb::RopeAngles) {

@@ -41,6 +41,20 @@ pub fn dot(x: &[f32], w: &[f32]) -> f32 {
     tree(lanes)
 }
 
+/// Index of the largest value, the lowest among equals; `None` when a value is NaN or infinite, or there is none. 0 and -0 are equal.
+/// The same in any order, so kernels are free.
+pub fn argmax(row: &[f32]) -> Option<u32> {
+    let (mut best, mut poison) = (0, 0.0f32);
+    for (i, v) in row.iter().enumerate() {
+        // 0 or -0 for every finite value, NaN for any other: an infinity below all others would lose unseen.
+        poison += v * 0.0;
+        if *v > row[best] {
+            best = i;
+        }
+    }
+    (poison == 0.0 && !row.is_empty()).then_some(best as u32)
+}
+
 /// Length of an int8 activation group for a row of `inputs` values: 64 where it divides, else 32.
 pub const fn activation_group(inputs: usize) -> usize {
     if inputs.is_multiple_of(64) { 64 } else { 32 }

@@ -184,6 +184,10 @@ impl Backend for Reference {
         Matrix::new(rows, width)
     }
 
+    fn shape(&self, buffer: &Matrix) -> (usize, usize) {
+        (buffer.rows, buffer.width)
+    }
+
     fn write(&self, buffer: &mut Matrix, values: &[f32]) {
         assert_eq!(buffer.data.len(), values.len(), "values to write");
         buffer.data.iter_mut().zip(values).for_each(|(d, v)| *d = f64::from(*v));

@@ -1,5 +1,6 @@
 //! [`CpuBackend`]: the verbs of [`Backend`], each a few lines over a kernel in `ops/`.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use mlxcel_compute::{
@@ -15,7 +16,7 @@ use crate::memory::Slabs;
 use crate::ops::decode::decode_row;
 use crate::ops::linear::{Input, Job, row_dots, run};
 use crate::ops::panel::{PanelFormat, Panels};
-use crate::ops::{attend, delta, moe, rows};
+use crate::ops::{argmax, attend, delta, moe, rows};
 use crate::pool::Pool;
 use crate::state::{self, CpuSnapshot, CpuState};
 
@@ -86,7 +87,7 @@ impl CpuBackend {
     }
 
     /// Runs `f(first_row, rows)` over all rows, in parallel when there is enough to do. `f` must touch only its rows.
-    fn each_row(&self, rows: usize, width: usize, f: impl Fn(usize) + Sync) {
+    pub(crate) fn each_row(&self, rows: usize, width: usize, f: impl Fn(usize) + Sync) {
         if rows * width < 16_384 {
             (0..rows).for_each(f);
         } else {
@@ -226,12 +227,25 @@ impl Backend for CpuBackend {
         CpuBuffer::new(&self.arena, rows, width)
     }
 
+    fn shape(&self, buffer: &CpuBuffer) -> (usize, usize) {
+        (buffer.rows(), buffer.width())
+    }
+
     fn write(&self, buffer: &mut CpuBuffer, values: &[f32]) {
         buffer.data_mut().copy_from_slice(values);
     }
 
     fn read(&self, buffer: &CpuBuffer) -> Vec<f32> {
         buffer.data().to_vec()
+    }
+
+    fn read_rows(&self, buffer: &CpuBuffer, rows: Range<usize>) -> Vec<f32> {
+        let width = buffer.width();
+        buffer.data()[rows.start * width..rows.end * width].to_vec()
+    }
+
+    fn argmax(&self, x: &CpuBuffer) -> Vec<Option<u32>> {
+        argmax::run(self, x)
     }
 
     fn embed(&self, table: &CpuWeight, ids: &[u32], scale: f32, out: &mut CpuBuffer) {

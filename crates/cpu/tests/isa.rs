@@ -187,6 +187,7 @@ fn rows_and_elements() {
                     let mut picked = b.buffer(2, width);
                     b.gather(&other, &[2, 0], &mut picked);
                     out.extend(b.read(&picked));
+                    out.extend(b.argmax(&other).into_iter().map(|best| best.map_or(f32::NAN, |i| i as f32)));
                     out
                 },
             );

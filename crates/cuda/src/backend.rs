@@ -142,6 +142,10 @@ impl Backend for CudaBackend {
         CudaBuffer { block: self.ctx.block(rows * width * size_of::<f32>()), rows, width }
     }
 
+    fn shape(&self, buffer: &CudaBuffer) -> (usize, usize) {
+        (buffer.rows, buffer.width)
+    }
+
     fn write(&self, buffer: &mut CudaBuffer, values: &[f32]) {
         // Small ones go along with the next launches; large ones are worth sending off for.
         const LARGE: usize = 1 << 20;

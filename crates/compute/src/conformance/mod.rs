@@ -19,6 +19,7 @@
 //! nor Rust fixes which operand's payload survives. Output buffers are filled with NaN before each call, so a value a
 //! verb forgets to write is seen.
 
+mod argmax;
 mod attend;
 mod cache;
 mod elementwise;
@@ -37,6 +38,7 @@ pub mod weights;
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use argmax::check_argmax;
 pub use attend::check_attend;
 pub use elementwise::{
     check_activate_mul, check_add, check_add_gated, check_add_rms_norm, check_add_vector, check_columns, check_gather,
@@ -191,7 +193,8 @@ impl fmt::Display for Report {
 }
 
 /// Verbs that [`check_all`] reports on; `state` stands for those that move recurrent states.
-pub const OPS: [&str; 20] = [
+pub const OPS: [&str; 21] = [
+    "argmax",
     "linear",
     "gated",
     "embed",
@@ -224,6 +227,7 @@ pub fn check_all<B: Backend>(b: &B, options: &Options) -> Result<Report, Violati
         return Err(Violation { op: "max_exact_width".into(), what });
     }
     let checks = [
+        check_argmax,
         check_gather,
         check_add,
         check_add_gated,

@@ -1,6 +1,7 @@
 //! The wrapper: every verb passed on, spoilt where the fault says so.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::state::{Copied, Tracked};
@@ -174,6 +175,10 @@ impl<B: Backend> Backend for Faulty<B> {
         Shaped { inner: self.inner.buffer(rows, width), rows, width }
     }
 
+    fn shape(&self, buffer: &Self::Buffer) -> (usize, usize) {
+        (buffer.rows, buffer.width)
+    }
+
     fn write(&self, buffer: &mut Self::Buffer, values: &[f32]) {
         self.inner.write(&mut buffer.inner, values);
     }
@@ -181,6 +186,25 @@ impl<B: Backend> Backend for Faulty<B> {
     fn read(&self, buffer: &Self::Buffer) -> Vec<f32> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         if self.is_lost() { vec![f32::NAN; buffer.rows * buffer.width] } else { self.inner.read(&buffer.inner) }
+    }
+
+    fn read_rows(&self, buffer: &Self::Buffer, rows: Range<usize>) -> Vec<f32> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if self.is_lost() {
+            vec![f32::NAN; rows.len() * buffer.width]
+        } else {
+            self.inner.read_rows(&buffer.inner, rows)
+        }
+    }
+
+    fn argmax(&self, x: &Self::Buffer) -> Vec<Option<u32>> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let right = if self.is_lost() { vec![None; x.rows] } else { self.inner.argmax(&x.inner) };
+        match self.fault {
+            Fault::ArgmaxTies if x.rows >= 2 => self.argmax_late(x, &right),
+            Fault::ArgmaxBlind => self.argmax_blind(x),
+            _ => right,
+        }
     }
 
     fn embed(&self, table: &B::Weight, ids: &[u32], scale: f32, out: &mut Self::Buffer) {

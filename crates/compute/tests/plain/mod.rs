@@ -172,6 +172,10 @@ impl Backend for Plain {
         Rows { width, data: vec![7.0; rows * width] }
     }
 
+    fn shape(&self, buffer: &Rows) -> (usize, usize) {
+        (buffer.data.len() / buffer.width, buffer.width)
+    }
+
     fn write(&self, buffer: &mut Rows, values: &[f32]) {
         buffer.data.copy_from_slice(values);
     }

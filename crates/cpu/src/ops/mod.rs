@@ -1,5 +1,6 @@
 //! The operations, one idea a file.
 
+pub mod argmax;
 pub mod attend;
 pub mod decode;
 pub mod delta;
