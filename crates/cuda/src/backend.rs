@@ -1,5 +1,6 @@
 //! [`CudaBackend`]: the verbs of [`Backend`], each a few lines over what `ops/` launches.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -166,6 +167,25 @@ impl Backend for CudaBackend {
         let mut values = vec![0.0; buffer.len()];
         self.ctx.read(buffer.address(), &mut values);
         values
+    }
+
+    fn read_rows(&self, buffer: &CudaBuffer, rows: Range<usize>) -> Vec<f32> {
+        let mut values = vec![0.0; rows.len() * buffer.width];
+        self.ctx.read(buffer.address() + (rows.start * buffer.width * size_of::<f32>()) as u64, &mut values);
+        values
+    }
+
+    fn argmax(&self, x: &CudaBuffer) -> Vec<Option<u32>> {
+        if x.width == 0 {
+            return vec![None; x.rows];
+        }
+        let found = self.ctx.block(x.rows * size_of::<u32>());
+        self.ctx.launch(self.rows.argmax, Shape::new(x.rows, 1, 1024), &args![x.address(), found.address(), x.width]);
+        let mut places = vec![0.0f32; x.rows];
+        self.ctx.read(found.address(), &mut places);
+        // A device that failed reads as NaN, which is no place either.
+        let place = |bits: u32| ((bits as usize) < x.width).then_some(bits);
+        places.iter().map(|v| place(v.to_bits())).collect()
     }
 
     fn embed(&self, table: &CudaWeight, ids: &[u32], scale: f32, out: &mut CudaBuffer) {

@@ -27,7 +27,8 @@ type Check = fn(&CudaBackend, &Options) -> Result<Report, Violation>;
 #[test]
 fn every_operation_keeps_the_row_law() {
     let Some(backend) = device() else { return };
-    let checks: [(&str, Check); 17] = [
+    let checks: [(&str, Check); 18] = [
+        ("argmax", conformance::check_argmax),
         ("gather", conformance::check_gather),
         ("add", conformance::check_add),
         ("add_gated", conformance::check_add_gated),

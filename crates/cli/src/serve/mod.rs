@@ -201,7 +201,8 @@ fn load(
     let parallel = usize::from(args.parallel);
     let cache_bytes = args.cache_ram as usize * (1 << 20);
     let step_rows = pair.model.step_rows();
-    let options = EngineOptions { parallel, context: Some(context), step_rows, cache_bytes, ..EngineOptions::default() };
+    let options =
+        EngineOptions { parallel, context: Some(context), step_rows, cache_bytes, ..EngineOptions::default() };
     let gate = Gate {
         settings,
         args: &drafts,
