@@ -214,7 +214,7 @@ __device__ __forceinline__ const float *sums_of(const float *sums, u32 supers, i
         }); \
     }
 NARROW(1, 1, FLOATS ? 2 : 4)
-NARROW(2, FLOATS ? 1 : 2, 2)
+NARROW(2, (FLOATS ? 1 : 2), 2)
 NARROW(4, 1, 2)
 NARROW(8, 1, 1)
 
