@@ -19,7 +19,7 @@ use mlxcel_engine::{Engine, EngineOptions, Request};
 use mlxcel_model::drafters::{Ask, Choose, Drafter, DrafterInfo, HiddenRows, Kept};
 use mlxcel_model::registry::{self, Pair};
 use mlxcel_model::tap::Tap;
-use mlxcel_model::{Model, ModelError, ModelInfo, Snapshot};
+use mlxcel_model::{Logits, Model, ModelError, ModelInfo, Snapshot};
 use mlxcel_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -508,11 +508,11 @@ impl Model for Fragile {
         self.inner.read_state(snapshot)
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, batch: &Batch) -> Result<Logits, ModelError> {
         if self.keep == HiddenRows::None { self.inner.forward(batch) } else { Err(ModelError::NoPages) }
     }
 
-    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
+    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Logits, ModelError> {
         self.inner.forward_tapped(batch, tap)
     }
 }

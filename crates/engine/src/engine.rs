@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use mlxcel_compute::{Batch, NO_PAGE, Wanted};
 use mlxcel_model::drafters::{Drafter, HiddenRows};
-use mlxcel_model::{Model, ModelError};
+use mlxcel_model::{Logits, Model, ModelError};
 use mlxcel_text::Tokenizer;
 
 use crate::cache::pages::{PagePool, pages_needed};
@@ -19,7 +19,7 @@ use crate::cache::states::States;
 use crate::record::{HiddenView, Recording, RoundRecord, RowRecord, StepRecord};
 use crate::request::{EngineError, Event, FinishReason, Request, RequestError, RequestId, Running};
 use crate::scheduler::{Known, Planned, plan};
-use crate::sequence::Sequence;
+use crate::sequence::{ChoiceError, Sequence};
 use crate::speculate::rounds::{Drafts, Speculator, kept};
 use crate::speculate::width::Width;
 use crate::speculate::{MAX_BLOCK, Speculation};
@@ -466,7 +466,7 @@ impl Engine {
         }
     }
 
-    fn forward(&mut self, planned: &[Planned], drafts: &Drafts) -> Result<Vec<f32>, String> {
+    fn forward(&mut self, planned: &[Planned], drafts: &Drafts) -> Result<Logits, String> {
         self.batch.clear();
         for p in planned {
             let sequence = &mut self.running[p.index];
@@ -490,7 +490,7 @@ impl Engine {
             }
         }
         if self.batch.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Logits::from_values(Vec::new(), self.model.info().vocab_size));
         }
         let computed = caught(|| self.model.forward(&self.batch)).inspect_err(|_| self.panics += 1);
         computed?.map_err(|error| {
@@ -507,24 +507,25 @@ impl Engine {
     ///
     /// The rule of acceptance is the request's own sampler, run on the rows in order: a row counts as long as the token chosen
     /// before it is the draft that it stands for. What counts is kept, the rest is taken back.
-    fn accept(&mut self, planned: &[Planned], drafts: &Drafts, logits: &[f32], outcome: &mut Outcome) {
-        let vocab = self.model.info().vocab_size;
-        let assigned = vocab.min(self.tokenizer.vocab_size());
-        let mut rows = logits.chunks_exact(vocab);
+    fn accept(&mut self, planned: &[Planned], drafts: &Drafts, logits: &Logits, outcome: &mut Outcome) {
+        let assigned = self.model.info().vocab_size.min(self.tokenizer.vocab_size());
         let (mut wanted, mut first) = (0, 0); // rows before this span
         let mut seen = Vec::with_capacity(planned.len());
         let hidden = if self.recording == Recording::Rows { self.hidden(planned) } else { None };
         for p in planned {
-            let own: Vec<&[f32]> = rows.by_ref().take(1 + p.drafts).collect();
+            let own = 1 + p.drafts;
             let drafted: &[u32] = if p.drafts > 0 { &drafts[p.index] } else { &[] };
             let sequence = &mut self.running[p.index];
             sequence.computed = p.start + p.len - p.drafts;
             let decides = sequence.computed == sequence.history.len();
             let (mut emitted, mut accepted, mut failure, mut chosen) = (0, 0, None, Vec::new());
-            for (i, row) in own.iter().enumerate().take(if decides { own.len() } else { 0 }) {
-                // Columns beyond the tokenizer's ids pad the matrix: no token has them.
-                let (token, ends) = match caught(|| sequence.advance(&row[..assigned], &mut outcome.events)) {
+            for i in 0..if decides { own } else { 0 } {
+                let (token, ends) = match caught(|| sequence.advance(logits, wanted + i, &mut outcome.events)) {
                     Ok(Ok(advanced)) => advanced,
+                    Ok(Err(ChoiceError::Device(e))) => {
+                        self.lost = Some(e.to_string());
+                        return;
+                    }
                     Ok(Err(e)) => {
                         failure = Some(e.to_string());
                         break;
@@ -557,10 +558,13 @@ impl Engine {
                 if decoded && self.recording != Recording::Off {
                     let (mut rows, mut draft_margins) = (Vec::new(), Vec::new());
                     if self.recording == Recording::Rows {
-                        let from =
-                            |i: usize| hidden.as_ref().and_then(|h| h.row(wanted + i, first + p.len - own.len() + i));
-                        let row = |(i, token): (usize, &u32)| RowRecord::new(&own[i][..assigned], *token, from(i));
-                        rows = chosen.iter().enumerate().map(row).collect();
+                        let from = |i: usize| hidden.as_ref().and_then(|h| h.row(wanted + i, first + p.len - own + i));
+                        // Without a device, the next step ends it all.
+                        let row = |(i, token): (usize, &u32)| {
+                            let values = logits.row(wanted + i).ok()?;
+                            Some(RowRecord::new(&values[..assigned], *token, from(i)))
+                        };
+                        rows = chosen.iter().enumerate().map_while(row).collect();
                         draft_margins = self.speculator.as_mut().map(|s| s.take_margins(p.index)).unwrap_or_default();
                     }
                     let (id, position, proposed) = (sequence.id, p.start, drafted.to_vec());
@@ -578,7 +582,7 @@ impl Engine {
                 }
                 seen.push((*p, kept, wanted, first));
             }
-            wanted += 1 + p.drafts;
+            wanted += own;
             first += p.len;
         }
         self.show(&seen);

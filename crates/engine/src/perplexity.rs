@@ -56,7 +56,7 @@ pub fn perplexity(
             assert!(pool.extend(&mut table, start, end), "the pool is sized for one window");
             let mut batch = Batch::new();
             batch.push(0, start, &window[start..end], &table.tables(), Wanted::All);
-            let logits = model.forward(&batch)?;
+            let logits = model.forward(&batch)?.into_values()?;
             for (row, logits) in logits.chunks_exact(vocab).enumerate() {
                 let Some(next) = window.get(start + row + 1) else { break };
                 let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mlxcel_model::drafters::{Ask, Candidate};
+use mlxcel_model::{Logits, ModelError};
 use mlxcel_text::{Detokenizer, Tokenizer};
 
 use crate::cache::pages::PageTable;
@@ -23,6 +24,17 @@ const OTHER_NOISE: u64 = 0x5bd1_e995;
 
 /// Steps without drafts after which a drafter's notes on a sequence are worth less than keeping them.
 const LONG_IDLE: usize = 256;
+
+/// Why no token was chosen.
+#[derive(Debug, thiserror::Error)]
+pub enum ChoiceError {
+    /// The request's own fault, or its row's.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// The device's: it failed before the row came.
+    #[error(transparent)]
+    Device(#[from] ModelError),
+}
 
 /// State of a request between steps.
 pub struct Sequence {
@@ -191,22 +203,39 @@ impl Sequence {
         self.sampler.draft(candidates, self.history.len() + drafted.len(), &self.history, drafted, seed)
     }
 
-    /// Chooses the next token and emits it: the token, and whether the answer ends with it.
+    /// Chooses the next token from a row and emits it: the token, and whether the answer ends with it.
     ///
     /// # Errors
     /// As [`Sequence::choose`].
-    pub fn advance(&mut self, logits: &[f32], events: &mut Vec<Event>) -> Result<(u32, bool), SampleError> {
-        let sampled = self.choose(logits)?;
+    pub fn advance(
+        &mut self,
+        logits: &Logits,
+        row: usize,
+        events: &mut Vec<Event>,
+    ) -> Result<(u32, bool), ChoiceError> {
+        let sampled = self.choose(logits, row)?;
         let token = sampled.token;
         Ok((token, self.emit(sampled, events)))
     }
 
-    /// Chooses the next token from the logits of the last position and appends it.
-    pub fn choose(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
+    /// Chooses the next token from the row of logits of the last position and appends it. The row's values are asked for only if its
+    /// largest alone does not decide.
+    ///
+    /// # Errors
+    /// What [`Sampler::sample_from`] refuses, a grammar that failed, a device that failed.
+    pub fn choose(&mut self, logits: &Logits, row: usize) -> Result<Sampled, ChoiceError> {
         let position = self.history.len();
         let failed = |why| SampleError::Constraint { position, why };
         let allowed = self.guide.as_ref().map_or(Ok(None), |g| g.allowed().map_err(failed))?;
-        let sampled = self.sampler.sample_from(logits, position, &self.history, allowed)?;
+        let largest = logits.argmax(row);
+        let sampled = match largest.and_then(|token| self.sampler.sample_largest(token, &self.history, allowed)) {
+            Some(sampled) => sampled,
+            None => {
+                // Columns beyond the tokenizer's ids pad the matrix: no token has them.
+                let values = &logits.row(row)?[..self.sampler.vocab()];
+                self.sampler.sample_from(values, position, &self.history, allowed)?
+            }
+        };
         self.history.push(sampled.token);
         if let Some(guide) = self.guide.as_mut().filter(|_| !self.stop_ids.contains(&sampled.token)) {
             guide.advance(sampled.token);

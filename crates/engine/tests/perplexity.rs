@@ -9,7 +9,7 @@ use common::{demo, story};
 use mlxcel_compute::{Batch, Wanted};
 use mlxcel_cpu::Precision;
 use mlxcel_engine::perplexity::perplexity;
-use mlxcel_model::Model;
+use mlxcel_model::{Logits, Model};
 
 /// -ln p(next) at every position but the last, from one forward.
 fn losses(model: &mut dyn Model, window: &[u32]) -> Vec<f64> {
@@ -19,7 +19,7 @@ fn losses(model: &mut dyn Model, window: &[u32]) -> Vec<f64> {
     let table: Vec<u32> = (0..pages as u32).collect();
     let mut batch = Batch::new();
     batch.push(0, 0, window, &vec![&table[..]; groups], Wanted::All);
-    let logits = model.forward(&batch).expect("forward");
+    let logits = model.forward(&batch).and_then(Logits::into_values).expect("forward");
     let rows = logits.chunks_exact(vocab).zip(&window[1..]);
     rows.map(|(row, next)| row.iter().map(|l| (f64::from(*l) - f64::from(row[*next as usize])).exp()).sum::<f64>().ln())
         .collect()

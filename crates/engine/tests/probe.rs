@@ -13,7 +13,7 @@ use mlxcel_engine::EngineError;
 use mlxcel_engine::speculate::probe::{Probe, Progress, Report, Verdict, What};
 use mlxcel_model::drafters::HiddenRows;
 use mlxcel_model::tap::Tap;
-use mlxcel_model::{Model, ModelError, ModelInfo, Snapshot, registry};
+use mlxcel_model::{Logits, Model, ModelError, ModelInfo, Snapshot, registry};
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -230,7 +230,7 @@ impl Watched {
         Watched { inner: honest(name), wrong, keep: HiddenRows::None, passes: Vec::new(), highest: 0 }
     }
 
-    fn judge(&mut self, batch: &Batch, logits: Result<Vec<f32>, ModelError>) -> Result<Vec<f32>, ModelError> {
+    fn judge(&mut self, batch: &Batch, logits: Result<Logits, ModelError>) -> Result<Logits, ModelError> {
         self.passes.push((self.keep, batch.rows()));
         self.highest = batch.tokens().iter().copied().fold(self.highest, u32::max);
         let drafted = self.keep != HiddenRows::None;
@@ -242,11 +242,13 @@ impl Watched {
             Wrong::Fails if drafted => return Err(ModelError::NoPages),
             Wrong::Fails => false,
         };
-        let mut logits = logits?;
-        if let (true, Some(first)) = (off, logits.first_mut()) {
+        let logits = logits?;
+        let vocab = logits.vocab();
+        let mut values = logits.into_values()?;
+        if let (true, Some(first)) = (off, values.first_mut()) {
             *first = f32::from_bits(first.to_bits() ^ 1);
         }
-        Ok(logits)
+        Ok(Logits::from_values(values, vocab))
     }
 }
 
@@ -304,12 +306,12 @@ impl Model for Watched {
         self.inner.read_state(snapshot)
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, batch: &Batch) -> Result<Logits, ModelError> {
         let logits = self.inner.forward(batch);
         self.judge(batch, logits)
     }
 
-    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
+    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Logits, ModelError> {
         let logits = self.inner.forward_tapped(batch, tap);
         self.judge(batch, logits)
     }

@@ -177,14 +177,14 @@ fn a_state_that_is_not_taken_back_is_seen() {
         fn read_state(&self, snapshot: &mlxcel_model::Snapshot) -> Vec<f32> {
             self.0.read_state(snapshot)
         }
-        fn forward(&mut self, batch: &mlxcel_compute::Batch) -> Result<Vec<f32>, mlxcel_model::ModelError> {
+        fn forward(&mut self, batch: &mlxcel_compute::Batch) -> Result<mlxcel_model::Logits, mlxcel_model::ModelError> {
             self.0.forward(batch)
         }
         fn forward_tapped(
             &mut self,
             batch: &mlxcel_compute::Batch,
             tap: &mut dyn mlxcel_model::tap::Tap,
-        ) -> Result<Vec<f32>, mlxcel_model::ModelError> {
+        ) -> Result<mlxcel_model::Logits, mlxcel_model::ModelError> {
             self.0.forward_tapped(batch, tap)
         }
     }

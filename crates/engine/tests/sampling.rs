@@ -10,7 +10,7 @@ use mlxcel_compute::{Batch, Wanted};
 use mlxcel_cpu::Precision;
 use mlxcel_engine::sample::{Sampler, SamplingParams};
 use mlxcel_engine::{EngineOptions, Request};
-use mlxcel_model::Model;
+use mlxcel_model::{Logits, Model};
 
 /// Logits of every position of `tokens`, from one forward without an engine.
 fn logits(model: &mut dyn Model, tokens: &[u32]) -> Vec<f32> {
@@ -20,7 +20,7 @@ fn logits(model: &mut dyn Model, tokens: &[u32]) -> Vec<f32> {
     let table: Vec<u32> = (0..pages as u32).rev().collect();
     let mut batch = Batch::new();
     batch.push(0, 0, tokens, &vec![&table[..]; groups], Wanted::All);
-    model.forward(&batch).expect("forward")
+    model.forward(&batch).and_then(Logits::into_values).expect("forward")
 }
 
 #[test]

@@ -10,6 +10,7 @@ pub mod gemma4;
 mod layers;
 pub mod llama;
 mod loaded;
+mod logits;
 pub mod qwen3_5;
 pub mod registry;
 pub mod summary;
@@ -17,6 +18,7 @@ pub mod tap;
 
 pub use error::ModelError;
 pub use loaded::LoadedModel;
+pub use logits::Logits;
 pub use summary::ModelInfo;
 
 use std::sync::{Arc, Mutex};
@@ -150,18 +152,18 @@ pub trait Model: Send {
     /// A copy in numbers, for tests and probes: each layer's window and matrices ([`Backend::state_read`]).
     fn read_state(&self, snapshot: &Snapshot) -> Vec<f32>;
 
-    /// Runs one batch and returns the logits of its wanted rows, `[wanted, vocab]` row-major.
+    /// Runs one batch and returns the logits of its wanted rows, all of them finite.
     ///
     /// # Errors
     /// [`ModelError::Device`] when the device failed, from then on always. [`ModelError::NonFinite`] when a logit is NaN or infinite,
     /// naming the first layer that produced one. Recurrent states
     /// of the batch are then lost where they cannot be taken back to the start of their span ([`Model::save_state`] gives none),
     /// and so are the K/V of those spans.
-    fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError>;
+    fn forward(&mut self, batch: &Batch) -> Result<Logits, ModelError>;
 
     /// [`Model::forward`] with every intermediate shown to `tap`.
     ///
     /// # Errors
     /// As [`Model::forward`].
-    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Vec<f32>, ModelError>;
+    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Logits, ModelError>;
 }

@@ -4,10 +4,10 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use mlxcel_compute::{Backend, Batch, KvGroup};
 
-use crate::drafters::{HiddenRows, all_finite};
+use crate::drafters::HiddenRows;
 use crate::error::intact;
 use crate::tap::{FirstNonFinite, Tap};
-use crate::{Hidden, Memory, Model, ModelError, ModelInfo, Network, Shared, Snapshot, TAKE_BACK};
+use crate::{Hidden, Logits, Memory, Model, ModelError, ModelInfo, Network, Shared, Snapshot, TAKE_BACK};
 
 /// A network with the memory it runs in.
 pub struct LoadedModel<B: Backend, N: Network<B>> {
@@ -33,7 +33,7 @@ impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
         (Arc::clone(&self.backend), Arc::clone(&self.network), Arc::clone(&self.memory))
     }
 
-    fn run(&mut self, batch: &Batch, mut tap: Option<&mut dyn Tap>) -> Result<Vec<f32>, ModelError> {
+    fn run(&mut self, batch: &Batch, mut tap: Option<&mut dyn Tap>) -> Result<Logits, ModelError> {
         let mut guard = lock(&self.memory);
         let memory = guard.as_mut().ok_or(ModelError::NoPages)?;
         let recurrent = !self.network.state_layout().is_empty();
@@ -41,13 +41,9 @@ impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
             self.backend.state_begin(&mut memory.state, batch);
         }
         let logits = self.network.forward(&self.backend, memory, batch, &mut tap);
-        let logits = self.backend.read(&logits);
-        intact(&*self.backend)?;
-        let vocab = self.network.info().vocab_size;
-        if all_finite(&logits) {
-            return Ok(logits);
-        }
-        let bad = logits.iter().position(|v| !v.is_finite()).unwrap_or(0);
+        let logits = Logits::new(&self.backend, logits)?;
+        let Some(bad) = logits.damaged() else { return Ok(logits) };
+        drop(logits); // its buffer serves the second run
         // Run again to find the culprit. K/V are rewritten with the same values. Recurrent states that cannot be taken back are
         // wrong in the second run, but no less damaged, and forgotten after it; the K/V above them are rewritten when those
         // positions are computed again.
@@ -62,7 +58,7 @@ impl<B: Backend, N: Network<B>> LoadedModel<B, N> {
         } else {
             self.network.forward(&self.backend, memory, batch, &mut Some(&mut finder));
         }
-        let row = batch.wanted()[bad / vocab];
+        let row = batch.wanted()[bad];
         Err(ModelError::NonFinite {
             model: self.network.info().path.display().to_string(),
             position: batch.positions()[row as usize],
@@ -159,11 +155,11 @@ impl<B: Backend, N: Network<B>> Model for LoadedModel<B, N> {
         snapshot.inner().map_or_else(Vec::new, |inner| self.backend.state_read(inner))
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, batch: &Batch) -> Result<Logits, ModelError> {
         self.run(batch, None)
     }
 
-    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
+    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Logits, ModelError> {
         self.run(batch, Some(tap))
     }
 }

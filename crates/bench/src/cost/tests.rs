@@ -3,9 +3,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlxcel_compute::KvGroup;
-use mlxcel_model::ModelInfo;
 use mlxcel_model::drafters::HiddenRows;
 use mlxcel_model::tap::Tap;
+use mlxcel_model::{Logits, ModelInfo};
 
 use super::*;
 
@@ -113,7 +113,7 @@ impl Model for Clockwork {
         Vec::new()
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, batch: &Batch) -> Result<Logits, ModelError> {
         let [span] = batch.spans() else { panic!("one sequence: {:?}", batch.spans()) };
         self.strays += usize::from(span.start != 0 && span.start != self.state);
         self.state = span.start + span.len;
@@ -124,10 +124,11 @@ impl Model for Clockwork {
         let ticks = 1000 + 10 * span.len + span.start;
         let times = if self.dear == Some(span.len) { 2 } else { 1 };
         self.clock.fetch_add((times * ticks) as u64, Ordering::Relaxed);
-        Ok(vec![0.0; batch.wanted().len() * self.info.vocab_size])
+        let vocab = self.info.vocab_size;
+        Ok(Logits::from_values(vec![0.0; batch.wanted().len() * vocab], vocab))
     }
 
-    fn forward_tapped(&mut self, batch: &Batch, _: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
+    fn forward_tapped(&mut self, batch: &Batch, _: &mut dyn Tap) -> Result<Logits, ModelError> {
         self.forward(batch)
     }
 }

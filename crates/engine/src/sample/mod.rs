@@ -86,6 +86,23 @@ impl Sampler {
         &self.params
     }
 
+    /// Logits of a row.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// What [`Sampler::sample_from`] chooses from any finite row whose `largest` logit is known, the lowest id among equals; `None`
+    /// where the choice takes more than that.
+    pub fn sample_largest(&self, largest: u32, history: &History, allowed: Option<&TokenSet>) -> Option<Sampled> {
+        let p = &self.params;
+        let enough = p.temperature == 0.0
+            && p.logprobs.is_none()
+            && !self.adjusts(history)
+            && (largest as usize) < self.vocab
+            && allowed.is_none_or(|allowed| allowed.contains(largest));
+        enough.then_some(Sampled { token: largest, logprob: None })
+    }
+
     /// Chooses the token for `position`, its absolute index in the sequence, from the model's `logits` for it.
     /// `history` holds the tokens before it; ids in it beyond the vocabulary are left alone.
     ///

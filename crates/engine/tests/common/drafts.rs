@@ -3,7 +3,7 @@
 use mlxcel_compute::{Batch, KvGroup};
 use mlxcel_model::drafters::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
 use mlxcel_model::tap::Tap;
-use mlxcel_model::{Model, ModelError, ModelInfo, Snapshot};
+use mlxcel_model::{Logits, Model, ModelError, ModelInfo, Snapshot};
 
 use super::scripted::mix;
 
@@ -194,8 +194,8 @@ impl Model for WideBlocks {
     fn read_state(&self, snapshot: &Snapshot) -> Vec<f32> {
         self.0.read_state(snapshot)
     }
-    fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {
-        let mut logits = self.0.forward(batch)?;
+    fn forward(&mut self, batch: &Batch) -> Result<Logits, ModelError> {
+        let mut logits = self.0.forward(batch)?.into_values()?;
         let vocab = self.info().vocab_size;
         for (row, values) in batch.wanted().iter().zip(logits.chunks_exact_mut(vocab)) {
             let span = batch.spans()[batch.span_of(*row as usize)];
@@ -205,9 +205,9 @@ impl Model for WideBlocks {
                 values[(430 + span.start) % vocab] += 2.0;
             }
         }
-        Ok(logits)
+        Ok(Logits::from_values(logits, vocab))
     }
-    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
+    fn forward_tapped(&mut self, batch: &Batch, tap: &mut dyn Tap) -> Result<Logits, ModelError> {
         self.0.forward_tapped(batch, tap)
     }
 }

@@ -7,7 +7,7 @@ use mlxcel_compute::{Batch, KvGroup, KvShape, NO_PAGE};
 use mlxcel_engine::Request;
 use mlxcel_engine::sample::{History, Sampler};
 use mlxcel_model::tap::Tap;
-use mlxcel_model::{Model, ModelError, ModelInfo, Snapshot, TAKE_BACK};
+use mlxcel_model::{Logits, Model, ModelError, ModelInfo, Snapshot, TAKE_BACK};
 
 /// Rows of the small vocabulary of [`hashing`] models: special tokens, all single bytes, letters.
 pub const SMALL: usize = 512;
@@ -183,7 +183,7 @@ impl Model for Scripted {
         Vec::new()
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, batch: &Batch) -> Result<Logits, ModelError> {
         if let Some(slots) = &mut self.slots {
             for span in batch.spans() {
                 let slot = &mut slots[span.sequence];
@@ -243,10 +243,10 @@ impl Model for Scripted {
                 }
             }
         }
-        Ok(logits)
+        Ok(Logits::from_values(logits, self.info.vocab_size))
     }
 
-    fn forward_tapped(&mut self, batch: &Batch, _: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
+    fn forward_tapped(&mut self, batch: &Batch, _: &mut dyn Tap) -> Result<Logits, ModelError> {
         self.forward(batch)
     }
 }

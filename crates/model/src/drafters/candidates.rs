@@ -1,12 +1,13 @@
 //! The best few of a row of logits.
 
 use super::Candidate;
+use crate::{Logits, ModelError};
 
 /// Values looked at together when a bound for the best ones is sought.
 const BLOCK: usize = 64;
 
 /// Whether no value is NaN or infinite.
-pub(crate) fn all_finite(values: &[f32]) -> bool {
+fn all_finite(values: &[f32]) -> bool {
     // x * 0 is 0 or -0 for every finite x and NaN for any other: a sum without an exit inside, which vectorises.
     let (chunks, rest) = values.as_chunks::<16>();
     let mut lanes = [0.0f32; 16];
@@ -37,12 +38,25 @@ fn largest(block: &[f32]) -> f32 {
 /// The maxima of blocks give a bound that at least `count` values reach, and few values beside them do: two passes over the row and
 /// a sort of little more than what is asked for.
 pub fn top_candidates(row: &[f32], count: usize) -> Option<Vec<Candidate>> {
-    if !all_finite(row) {
-        return None;
+    all_finite(row).then(|| of_finite(row, count))
+}
+
+/// [`top_candidates`] of a row of a forward pass. One alone is known without the row's values, and has no logit.
+///
+/// # Errors
+/// [`ModelError::Device`].
+pub(crate) fn best(logits: &Logits, row: usize, count: usize) -> Result<Option<Vec<Candidate>>, ModelError> {
+    let Some(token) = logits.argmax(row) else { return Ok(None) };
+    if count == 1 {
+        return Ok(Some(vec![Candidate { token, logit: 0.0 }]));
     }
+    Ok(Some(of_finite(logits.row(row)?, count)))
+}
+
+fn of_finite(row: &[f32], count: usize) -> Vec<Candidate> {
     let maxima: Vec<f32> = row.chunks(BLOCK).map(largest).collect();
     let bound = match count {
-        0 => return Some(Vec::new()),
+        0 => return Vec::new(),
         n if n > maxima.len() => f32::MIN,
         n => {
             let mut order = maxima.clone();
@@ -60,7 +74,7 @@ pub fn top_candidates(row: &[f32], count: usize) -> Option<Vec<Candidate>> {
     // Ids ascend so far: a stable sort keeps them so among equals.
     out.sort_by(|a, b| b.logit.total_cmp(&a.logit));
     out.truncate(count);
-    Some(out)
+    out
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 use mlxcel_checkpoint::Checkpoint;
 use mlxcel_compute::{Batch, Wanted};
 
-use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept, top_candidates};
-use crate::{Model, ModelError, Snapshot};
+use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept, best};
+use crate::{Logits, Model, ModelError, Snapshot};
 
 /// Tokens proposed a round when nobody says otherwise.
 const BLOCK_SIZE: usize = 5;
@@ -100,7 +100,7 @@ impl Classic {
     }
 
     /// Feeds each slot its next tokens and returns the logits of the last row of each.
-    fn forward(&mut self, spans: &[(usize, &[u32])]) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, spans: &[(usize, &[u32])]) -> Result<Logits, ModelError> {
         let groups = self.model.kv_layout().len();
         let mut batch = Batch::new();
         for (slot, tokens) in spans {
@@ -118,15 +118,14 @@ impl Classic {
         logits
     }
 
-    /// Feeds all asks what they lack; the logits after each one's last token.
-    fn catch_up(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Vec<f32>>, ModelError> {
-        let vocab = self.model.info().vocab_size;
-        let mut rows: Vec<Vec<f32>> = vec![Vec::new(); asks.len()];
+    /// Feeds all asks what they lack; the candidates after each one's last token.
+    fn catch_up(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Vec<Candidate>>, ModelError> {
+        let mut found: Vec<Vec<Candidate>> = vec![Vec::new(); asks.len()];
         let mut at: Vec<usize> = asks.iter().map(|a| self.rewind(a.slot, a.tokens)).collect();
         loop {
             let open: Vec<usize> = (0..asks.len()).filter(|i| at[*i] < asks[*i].tokens.len()).collect();
             if open.is_empty() {
-                return Ok(rows);
+                return Ok(found);
             }
             let share = (CHUNK / open.len()).max(1);
             let spans: Vec<(usize, &[u32])> = open
@@ -134,17 +133,17 @@ impl Classic {
                 .map(|i| (asks[*i].slot, &asks[*i].tokens[at[*i]..asks[*i].tokens.len().min(at[*i] + share)]))
                 .collect();
             let logits = self.forward(&spans)?;
-            for ((i, span), row) in open.iter().zip(&spans).zip(logits.chunks_exact(vocab)) {
+            for (row, (i, span)) in open.iter().zip(&spans).enumerate() {
                 at[*i] += span.1.len();
                 if at[*i] == asks[*i].tokens.len() {
-                    rows[*i] = row.to_vec();
+                    found[*i] = self.candidates(&logits, row, &asks[*i])?;
                 }
             }
         }
     }
 
-    fn candidates(&self, row: &[f32], ask: &Ask<'_>) -> Result<Vec<Candidate>, ModelError> {
-        top_candidates(row, ask.candidates).ok_or_else(|| ModelError::NonFinite {
+    fn candidates(&self, logits: &Logits, row: usize, ask: &Ask<'_>) -> Result<Vec<Candidate>, ModelError> {
+        best(logits, row, ask.candidates)?.ok_or_else(|| ModelError::NonFinite {
             model: self.info.name.clone(),
             position: ask.tokens.len() as u32,
             site: "logits".into(),
@@ -191,7 +190,7 @@ impl Drafter for Classic {
         let room: Vec<usize> = asks.iter().map(room).collect();
         let mut active: Vec<usize> = (0..asks.len()).filter(|i| room[*i] > 0).collect();
         let fitting: Vec<Ask<'_>> = active.iter().map(|i| asks[*i].clone()).collect();
-        let mut rows = self.catch_up(&fitting)?;
+        let mut found = self.catch_up(&fitting)?;
         if self.model.is_recurrent() {
             for ask in &fitting {
                 self.slots[ask.slot].before = self.model.save_state(ask.slot);
@@ -199,9 +198,8 @@ impl Drafter for Classic {
         }
         for depth in 0.. {
             let mut going = Vec::new();
-            for (i, row) in active.iter().zip(&rows) {
-                let candidates = self.candidates(row, &asks[*i])?;
-                let Some(token) = choose.choose(*i, depth, &candidates) else { continue };
+            for (i, candidates) in active.iter().zip(&found) {
+                let Some(token) = choose.choose(*i, depth, candidates) else { continue };
                 out[*i].push(token);
                 if out[*i].len() < room[*i] && (token as usize) < vocab {
                     going.push(*i);
@@ -214,7 +212,8 @@ impl Drafter for Classic {
             let spans: Vec<(usize, &[u32])> =
                 going.iter().zip(&last).map(|(i, token)| (asks[*i].slot, token.as_slice())).collect();
             let logits = self.forward(&spans)?;
-            rows = logits.chunks_exact(vocab).map(<[f32]>::to_vec).collect();
+            let candidates = |(row, i): (usize, &usize)| self.candidates(&logits, row, &asks[*i]);
+            found = going.iter().enumerate().map(candidates).collect::<Result<_, _>>()?;
             active = going;
         }
         unreachable!("a proposal ends at its count")

@@ -6,7 +6,7 @@ pub mod gemma4_assistant;
 mod ngram;
 pub mod qwen3_5_mtp;
 
-pub(crate) use candidates::all_finite;
+pub(crate) use candidates::best;
 pub use candidates::top_candidates;
 pub use classic::Classic;
 pub use ngram::Ngram;
@@ -98,7 +98,7 @@ pub struct Ask<'a> {
 pub struct Candidate {
     /// Its id.
     pub token: u32,
-    /// The drafter's logit.
+    /// The drafter's logit; 0 where it was asked for one candidate only and did not look.
     pub logit: f32,
 }
 

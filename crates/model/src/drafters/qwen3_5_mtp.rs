@@ -17,11 +17,11 @@ use mlxcel_compute::{Backend, Batch, Wanted};
 use self::head::{Cache, Head};
 use self::layout::Layout;
 use self::slot::{Repair, Slot};
-use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept, top_candidates};
+use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept, best};
 use crate::error::intact;
 use crate::loaded::lock;
 use crate::qwen3_5::Qwen3_5;
-use crate::{Hidden, LoadedModel, ModelError, Shared};
+use crate::{Hidden, LoadedModel, Logits, ModelError, Shared};
 
 /// Most pairs that wait until somebody asks for drafts, and rows of one pass that catches up.
 const CHUNK: usize = 512;
@@ -115,16 +115,14 @@ impl<B: Backend> Mtp<B> {
     }
 
     /// Runs pairs; the logits of the wanted rows, whose own hidden states stay in the cache.
-    fn run(&mut self, batch: &Batch, hidden: &B::Buffer, step: usize) -> Result<Vec<f32>, ModelError> {
+    fn run(&mut self, batch: &Batch, hidden: &B::Buffer, step: usize) -> Result<Logits, ModelError> {
         let cache = self.cache.as_mut().ok_or(ModelError::NoPages)?;
         let logits = self.head.forward(&self.backend, &self.network, cache, batch, hidden, step);
-        let logits = self.backend.read(&logits);
-        intact(&*self.backend)?;
-        Ok(logits)
+        Logits::new(&self.backend, logits)
     }
 
     /// [`Mtp::run`] on hidden states that came from the target.
-    fn run_rows(&mut self, rows: &Rows) -> Result<Vec<f32>, ModelError> {
+    fn run_rows(&mut self, rows: &Rows) -> Result<Logits, ModelError> {
         let mut hidden = self.backend.buffer(rows.batch.rows(), self.head.hidden());
         self.backend.write(&mut hidden, &rows.hidden);
         self.run(&rows.batch, &hidden, 0)
@@ -188,10 +186,9 @@ impl<B: Backend> Mtp<B> {
             slot.ran(slot.waits(), width);
         }
         for depth in 0.. {
-            let vocab = logits.len() / active.len().max(1);
             let mut going: Vec<(usize, u32)> = Vec::new(); // among the active, which, and its draft
             for (row, i) in active.iter().enumerate() {
-                let candidates = self.candidates(&logits[row * vocab..][..vocab], &asks[*i])?;
+                let candidates = self.candidates(&logits, row, &asks[*i])?;
                 let Some(token) = choose.choose(*i, depth, &candidates) else { continue };
                 out[*i].push(token);
                 if out[*i].len() < room[*i] {
@@ -216,8 +213,8 @@ impl<B: Backend> Mtp<B> {
         unreachable!("a proposal ends at its count")
     }
 
-    fn candidates(&self, row: &[f32], ask: &Ask<'_>) -> Result<Vec<Candidate>, ModelError> {
-        top_candidates(row, ask.candidates).ok_or_else(|| ModelError::NonFinite {
+    fn candidates(&self, logits: &Logits, row: usize, ask: &Ask<'_>) -> Result<Vec<Candidate>, ModelError> {
+        best(logits, row, ask.candidates)?.ok_or_else(|| ModelError::NonFinite {
             model: self.info.path.as_ref().map_or_else(|| self.info.name.clone(), |path| path.display().to_string()),
             position: ask.tokens.len() as u32,
             site: "the drafting head".into(),

@@ -9,7 +9,7 @@ use mlxcel_compute::{Backend, Batch, NO_PAGE, Wanted};
 use mlxcel_cpu::{CpuBackend, Precision};
 use mlxcel_model::drafters::{Ask, Candidate, Choose, Drafter, Kept};
 use mlxcel_model::registry::{self, Pair};
-use mlxcel_model::{Model, ModelError};
+use mlxcel_model::{Logits, Model, ModelError};
 
 use crate::common::{demo, root};
 
@@ -116,7 +116,7 @@ impl Duo {
     pub fn feed(&mut self, sequence: usize, tokens: &[u32]) -> Vec<f32> {
         let batch = self.batch(sequence, self.kept[sequence], tokens);
         self.last[sequence] = tokens.to_vec();
-        self.model.forward(&batch).unwrap_or_else(|e| panic!("{e}"))
+        self.model.forward(&batch).and_then(Logits::into_values).unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// Keeps the first `count` rows of what was fed just now.

@@ -90,7 +90,7 @@ pub fn first_forward(model: &mut dyn Model) -> Result<Vec<f32>, ModelError> {
     model.reserve(&vec![1; groups], 1)?;
     let mut batch = Batch::new();
     batch.push(0, 0, &PROMPT, &vec![&[0u32][..]; groups], Wanted::All);
-    model.forward(&batch)
+    model.forward(&batch)?.into_values()
 }
 
 pub const PROMPT: [u32; 4] = [2, 7, 9, 11];

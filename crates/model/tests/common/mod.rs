@@ -10,7 +10,7 @@ use std::sync::Arc;
 use mlxcel_checkpoint::Checkpoint;
 use mlxcel_compute::{Backend, Batch, Wanted};
 use mlxcel_cpu::{CpuBackend, Precision};
-use mlxcel_model::{Model, registry};
+use mlxcel_model::{Logits, Model, registry};
 
 /// The project's root.
 pub fn root() -> PathBuf {
@@ -67,6 +67,11 @@ impl Walker {
         Walker { model, tables }
     }
 
+    /// Logits of a batch's wanted rows.
+    pub fn forward(&mut self, batch: &Batch) -> Vec<f32> {
+        self.model.forward(batch).and_then(Logits::into_values).unwrap_or_else(|e| panic!("{e}"))
+    }
+
     /// One step over spans `(sequence, start, tokens)`, all rows wanted; logits by span, `[len, vocab]`.
     ///
     /// A recurrent model is taken back to where a span starts; it must be able to.
@@ -79,7 +84,7 @@ impl Walker {
             let tables: Vec<&[u32]> = self.tables[*sequence].iter().map(Vec::as_slice).collect();
             batch.push(*sequence, *start, tokens, &tables, Wanted::All);
         }
-        let logits = self.model.forward(&batch).unwrap_or_else(|e| panic!("{e}"));
+        let logits = self.forward(&batch);
         let vocab = self.model.info().vocab_size;
         let mut rest = logits.as_slice();
         spans

@@ -5,7 +5,7 @@ use std::time::Instant;
 use mlxcel_compute::{Batch, Wanted};
 use mlxcel_model::drafters::HiddenRows;
 use mlxcel_model::tap::Tap;
-use mlxcel_model::{Model, ModelError, Snapshot};
+use mlxcel_model::{Logits, Model, ModelError, Snapshot};
 
 use super::draw::{Draw, KINDS, Sequence};
 use super::is_key;
@@ -307,10 +307,11 @@ impl<'a> Walk<'a> {
             let wanted = if last && tap.is_none() { Wanted::Last } else { Wanted::All };
             self.push(&mut batch, sequence, self.position(sequence, at), &rows, wanted);
         }
-        match tap {
+        let logits = match tap {
             None => self.model.forward(&batch),
             Some(tap) => self.model.forward_tapped(&batch, tap),
-        }
+        };
+        logits.and_then(Logits::into_values)
     }
 
     /// Digest of a sequence's recurrent state; `None` without one.

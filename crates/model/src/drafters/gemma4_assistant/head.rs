@@ -58,6 +58,10 @@ impl<B: Backend> Head<B> {
             let mut logits = backend.buffer(counts.len(), self.vocab);
             backend.linear(y, &[&self.embed_tokens], &mut [&mut logits]);
             show(tap, backend, None, "logits", &logits);
+            if counts.iter().all(|n| *n == 1) {
+                let alone = |token| vec![Candidate { token, logit: 0.0 }];
+                return backend.argmax(&logits).into_iter().map(|token| token.map(alone)).collect();
+            }
             let logits = backend.read(&logits);
             return logits.chunks_exact(self.vocab).zip(counts).map(|(row, n)| top_candidates(row, *n)).collect();
         };
