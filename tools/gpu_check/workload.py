@@ -1,0 +1,57 @@
+"""What is run, and what it is held to: every parameter of the check stands here and nowhere else."""
+
+SCHEMA = 1
+
+# Test executables of crates/cuda.
+SUITES = ["row_law", "fusion", "wide"]
+
+# The embedded pairs: target and drafter.
+PAIRS = {"gemma-4-tiny-it-4bit": "gemma-4-tiny-it-assistant-4bit", "qwen3.5-tiny-4bit": "qwen3.5-tiny-mtp-4bit"}
+
+# Blocks that are compared with single steps. Each draw has a sequence whose first row leaves the sliding window within two steps, so that
+# its blocks lie before and behind that place, and short ones that never reach it.
+PROBE_WIDTHS = list(range(2, 17))
+PROBE_BATCHES = [1, 4, 8]
+PROBE_DRAWS = 4
+
+SWEEP_K = [2, 4, 8]
+SWEEP_TOKENS = 128
+AGREE_TOKENS = 64
+
+# Shapes as (name, layers or None for all of them, probed, timed), in this order.
+SHAPES = [
+    ("gemma-4-31b", 12, True, False),
+    ("gemma-4-31b", None, False, True),
+    ("gemma-4-12b", None, False, True),
+    ("qwen3.8-27b", None, False, True),
+]
+QUICK_SHAPES = [("gemma-4-31b", 12, True, True)]
+
+PREFILL = 4096
+CONTEXT = 1024
+STEPS = 64
+COST_WIDTHS = [1, 2, 4, 8, 16]
+
+# A published acceptance rate of 0.64 at K=4, 2.9 tokens a round: each draft right with this probability, given those before it.
+PROBABILITY = 0.795
+PUBLISHED = "0.64 at K=4"
+SIMULATED_TOKENS = 128
+SIMULATED_K = [2, 4, 8]
+LISTING = "Count from one to one hundred in words, and say something about each number."
+
+# Seconds that a step may take at most, whatever is left of the budget.
+LIMITS = {"machine": 30, "peaks": 60, "suite": 150, "probe": 60, "probe_shape": 150, "generate": 30, "sweep": 150, "synth": 150, "cost": 150,
+          "simulated": 150}
+# What must be left for a step to be begun.
+LEAST = 10
+
+# Between backends bits differ, so a greedy answer may part from another where the two likeliest tokens are this close, in logits; nowhere else.
+NEAR_TIE = 0.5
+
+# Targets of a timed shape: (key, what, at least or at most, bound). A share is of the measured read bandwidth; 0.72 and 1.2 at 16 rows are
+# those of the first kernels (docs/SPEED.md), 2.2 that of the CPU (tools/bench_peers).
+TARGETS = [
+    ("share_of_read", "packed bytes a second, of the read bandwidth", ">=", 0.72),
+    ("t16", "t(16)/t(1)", "<=", 1.2),
+    ("speedup4", "speedup with drafts at K=4", ">=", 2.2),
+]
