@@ -44,6 +44,11 @@ bench: build
 peers *args: build
     python3 tools/bench_peers {{args}}
 
+# Laws and speed of a GPU in one run of 9 minutes, then the pages: needs one, and the test executables of crates/cuda for its suites
+gpu *args: build
+    python3 tools/gpu_check --out target/gpu_check.json {{args}}
+    python3 tools/gpu_check page target/gpu_check.json
+
 # Train toy checkpoints by the recipe of the demos, on one CPU core, and answer with them (three minutes; needs PyPI)
 train-smoke out="target/train-smoke": build
     bash tools/train/smoke.sh {{out}}

@@ -23,6 +23,8 @@ SWEEPS = {
     "model_tests_batch_4": ("all cores, four sequences at once", ["--k-values", "2,4,8,adaptive", "--batch", "4"]),
     "model_tests_sampled": ("all cores, temperature 0.8, top-p 0.95", ["--k-values", "2,4,8,adaptive", "--temperature", "0.8", "--top-p", "0.95", "--seed", "1"]),
 }
+GPU_PAGES = {"gpu": "laws and speed of a GPU", "acceptance_across_hosts": "acceptance of the embedded pairs on a CPU and a GPU",
+             "gemma_4_31b_exactness": "blocks against single steps at the shape of Gemma 4 31B"}
 # The default drafter of each embedded target.
 SHOWN = ["gemma-4-tiny-4bit", "qwen3.5-tiny-4bit"]
 
@@ -64,6 +66,9 @@ def index(sweeps):
     text += "| [demo.md](demo.md) | plain decoding and prefill of the demo checkpoints | |\n| [linear.md](linear.md) | the 4-bit linear on its own, by rows | |\n| [server.md](server.md) | the server under load, drafts off and on | |\n"
     if os.path.exists(os.path.join(RESULTS, "cpu_peers.md")):
         text += "| [cpu_peers.md](cpu_peers.md) | beside llama.cpp on a CPU (`tools/bench_peers`) | |\n"
+    for page, about in GPU_PAGES.items():
+        if os.path.exists(os.path.join(RESULTS, f"{page}.md")):
+            text += f"| [{page}.md]({page}.md) | {about} (`tools/gpu_check`) | |\n"
     for name, rows in sweeps.items():
         text += f"\n## {name}.csv\n\nRow n is line n + 1 of the file.\n\n| pairing | prompt | rows |\n|---|---|---|\n"
         seen = {}

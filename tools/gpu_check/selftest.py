@@ -1,0 +1,297 @@
+"""The whole check over programs that print canned outputs, and faults that it, the verdict and the pages must see. No GPU, no model."""
+
+import copy
+import io
+import json
+import os
+import shutil
+import struct
+import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+
+import __main__ as check
+import hosts
+import page
+import probes
+import verdict
+import workload
+from common import Budget, CheckError, OutOfTime, run as run_program
+
+# Stands for mlxcel, speculative_bench and the suites; FAULT names what is wrong with it.
+FAKE = r'''#!@PYTHON@
+import json, os, struct, sys
+name, argv, fault = os.path.basename(sys.argv[0]), sys.argv[1:], os.environ.get("GPU_CHECK_FAULT", "")
+def option(key, other=None):
+    return argv[argv.index(key) + 1] if key in argv else other
+def put(path, value):
+    with open(path, "w") as f:
+        json.dump(value, f)
+def ranged(x):
+    return {"median": x, "min": x * 0.9, "max": x * 1.1}
+def checkpoint(folder):
+    os.makedirs(folder)
+    put(os.path.join(folder, "config.json"), {"quantization": {"bits": 4, "group_size": 64}, "text_config": {"sliding_window": 1024}})
+    tensors, at = {}, 0
+    for stem, out in (("embed_tokens", 100), ("q_proj", 64)):
+        for part, dtype, width, size in (("weight", "U32", 16, 4), ("scales", "BF16", 2, 2), ("biases", "BF16", 2, 2)):
+            tensors[f"{stem}.{part}"] = {"dtype": dtype, "shape": [out, width], "data_offsets": [at, at + out * width * size]}
+            at += out * width * size
+    head = json.dumps(tensors).encode()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(head)) + head + bytes(at))
+def row(kind, k, simulated):
+    drafts = kind != "none"
+    same = not (drafts and fault == ("simulated" if simulated else "sweep"))
+    status = {"state": "skipped", "why": "a failing probe"} if drafts and fault == "unmeasured" and not simulated else {"state": "ok"}
+    if status["state"] != "ok":
+        same = None
+    return {"pairing": "pair", "kind": kind, "batch": 1, "k": k, "prompt": "prose", "prompt_tokens": 3, "generated_tokens": 9, "repeat": 1,
+            "tokens_per_second": ranged(100.0), "speedup": ranged(2.5 if drafts else 1.0), "rounds": 10 if drafts else None,
+            "proposed": 10 * (k - 1) if drafts else None, "accepted": 6 * (k - 1) if drafts else None, "acceptance_rate": 0.6 if drafts else None,
+            "mean_accepted_len": 0.6 * (k - 1) if drafts else None, "tokens_per_round": 1 + 0.6 * (k - 1) if drafts else None, "ms_plain_step": 1.0,
+            "ms_draft": 0.1, "ms_verify": 1.1, "ms_rest": 0.1, "round_cost": 1.3, "output_identical": same, "probe": "exact", "status": status,
+            "simulated_acceptance": 0.795 if simulated else None, "backend": "cuda fake", "device": "fake", "version": "0", "commit": "c" * 40, "date": "2000-01-01"}
+if fault == "hang" and name == "mlxcel" and argv[0] == "probe":
+    import time
+    time.sleep(60)
+if name in ("row_law-0a", "fusion", "wide"):
+    assert os.environ["MLXCEL_NEED_GPU"] == "1"
+    broken = fault == "suite" and name == "fusion"
+    print("running 1 test\n7 values compared\ntest result: " + ("FAILED. 1 passed; 1" if broken else "ok. 2 passed; 0") + " failed; 0 ignored")
+    if broken:
+        print("thread 'x' panicked at y:1:\nthe row law is broken", file=sys.stderr)
+    sys.exit(101 if broken else 0)
+if name == "mlxcel" and argv[0] == "--version":
+    print("mlxcel 0")
+elif name == "mlxcel" and argv[0] == "synth":
+    checkpoint(argv[-1])
+    checkpoint(argv[-1] + "-assistant")
+    print(json.dumps({"bits": 4, "group_size": 64, "layers_of_shape": 60, "seconds": 0.1, "drafter": {"path": argv[-1] + "-assistant"}}))
+elif name == "mlxcel" and argv[0] == "probe":
+    outcomes = []
+    for b in map(int, option("--batch").split(",")):
+        for k in map(int, option("--widths").split(",")):
+            wrong = fault == "probe" and (k, b) == (5, 4) and "gemma-4-31b" in option("-m")
+            outcomes.append({"width": k, "batch": b, "mixed": False, "exact": not wrong, "rows": 4, "bytes": 64, "differing_bytes": 3 * wrong,
+                             "first": {"position": 1030, "layer": 2, "op": "attend"} if wrong else None})
+    if fault == "width":
+        outcomes.pop()
+    wrong = not all(o["exact"] for o in outcomes)
+    print(json.dumps({"backend": "cuda fake", "verdict": "inexact" if wrong else "exact", "draws": 4, "seed": 0, "seconds": 1.0, "outcomes": outcomes}))
+    sys.exit(3 if wrong else 0)
+elif name == "mlxcel" and argv[0] == "generate":
+    golden = json.load(open(os.path.join("models", option("-m"), "golden.json")))["prompts"]
+    text = option("-p")
+    one = next(p for p in (golden.values() if isinstance(golden, dict) else golden) if text in (p.get("prompt"), p.get("text")))
+    tokens = list(one["continuation_ids"])
+    if fault in ("far", "tie") and option("--backend") == "cuda" and one.get("name") == "code":
+        tokens[7] += 1
+    margin = 0.01 if fault == "tie" else 3.0
+    print(json.dumps({"backend": "cuda fake", "tokens": tokens, "usage": {"prompt_tokens": len(one["prompt_ids"]) + (fault == "tokens")},
+                      "logprobs": [{"top": [[1, -0.1], [2, -0.1 - margin]]} for _ in tokens]}))
+elif argv[0] == "cost":
+    if fault == "crash":
+        print("out of memory", file=sys.stderr)
+        sys.exit(1)
+    timed = lambda context, rows, s: {"context": context, "rows": rows, "seconds": [s, s * 0.9, s * 1.2]}
+    found = {"prefill": timed(0, int(option("--prompt")), 1.0), "decode": [timed(1024, 64, 0.64)], "kv_bytes": 1, "weight_bytes": 2,
+             "verify": [timed(1024, k, 0.01 + (0.1 if fault == "wide" and k == 16 else 0)) for k in map(int, option("--widths").split(","))],
+             "backend": "cuda fake", "device": "fake", "version": "0", "commit": "c" * 40}
+    if fault == "zero":
+        found["decode"][0]["seconds"] = [0.0]
+    if fault == "field":
+        del found["prefill"]
+    print(json.dumps(found))
+else:
+    simulated = "--simulate-acceptance" in argv
+    rows = [row("none", 1, simulated)] + [row("simulated" if simulated else "mtp", k, simulated) for k in map(int, option("--k-values").split(","))]
+    put(option("--json"), {"machine": {}, "rows": rows})
+    if option("--trace"):
+        rounds = [{"proposed": [5], "tokens": [5, 6], "margins": [2.0, 3.0], "draft_margins": [1.0]}] * 2
+        put(option("--trace"), {"traces": [{"pairing": "pair", "k": r["k"], "sequence": 0, "prompt": "prose", "checkpoint": "c", "prompt_ids": [1, 2, 3],
+                                            "rounds": rounds} for r in rows[1:]]})
+    sys.exit(3 if any(r["output_identical"] is False for r in rows) else 1 if any(r["status"]["state"] != "ok" for r in rows) else 0)
+'''
+
+
+def programs(folder):
+    for name in ("mlxcel", "speculative_bench", "row_law-0a", "fusion", "wide"):
+        path = os.path.join(folder, name)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(FAKE.replace("@PYTHON@", sys.executable))
+        os.chmod(path, 0o755)
+
+
+def checked(folder, fault, *more):
+    """Exit status, report and what was said, of a check over the programs with a fault."""
+    out, said = os.path.join(folder, f"{fault or 'good'}.json"), io.StringIO()
+    os.environ["GPU_CHECK_FAULT"] = fault
+    try:
+        with redirect_stderr(said), redirect_stdout(said):
+            code = check.main(["--bin", folder, "--tests", folder, "--out", out, "--quick", "--tmp", folder, "--skip", "peaks", *more])
+    finally:
+        del os.environ["GPU_CHECK_FAULT"]
+    with open(out, encoding="utf-8") as f:
+        return code, json.load(f), said.getvalue()
+
+
+def expect(what, holds, detail=""):
+    if not holds:
+        raise AssertionError(f"{what}: {detail}")
+
+
+def refused(what, work):
+    try:
+        work()
+    except (CheckError, LookupError) as e:
+        return str(e)
+    raise AssertionError(f"{what} passed")
+
+
+# Fault, steps to run, what the check must say, page and text on it (None: the pages need not say).
+FAULTS = [
+    ("suite", "suites", "broken: suite fusion: 1 passed, 1 failed", "gpu", "| suite fusion | NO |"),
+    ("probe", "shapes", "broken: probe gemma-4-31b, 12 layers: inexact", "gemma_4_31b_exactness", "INEXACT from position 1030"),
+    ("width", "probe", "outcomes of every width and batch expected", "gpu", "did not pass"),
+    ("sweep", "sweep", "broken: output with drafts is plain decoding's: 0 of 3", "gpu", "| NO | 0 of 3 rows"),
+    ("unmeasured", "sweep", "3 not measured: a failing probe", "gpu", "a failing probe"),
+    ("simulated", "shapes", "broken: output with drafts, gemma-4-31b, 12 layers: K = 2, 4, 8 differs", "gpu", "gemma-4-31b, 12 layers | NO | K = 2, 4, 8 differs"),
+    ("far", "agreement", "parts at token 7, whose margin is 3.00", "gpu", "token 7, margin 3.000"),
+    ("tokens", "agreement", "tokens of prompt expected", "gpu", "did not pass"),
+    ("crash", "shapes", "exit code 0 expected, found 1: out of memory", "gpu", "out of memory"),
+    ("zero", "shapes", "numbers above 0 expected", "gpu", "numbers above 0 expected"),
+    ("field", "shapes", "a field 'prefill' expected", "gpu", "a field 'prefill' expected"),
+]
+
+
+def whole(folder):
+    """A run without a fault passes; each fault is told by exit status, by words and by a page."""
+    code, good, said = checked(folder, "")
+    expect("a good run", code == 0 and "0 problems" in said, said)
+    expect("a good run's steps", {s["state"] for s in good["steps"]} == {"ok"} and len(good["steps"]) == 12, good["steps"])
+    expect("checkpoints are gone", not [n for n in os.listdir(folder) if n.startswith("gpu_check-")], os.listdir(folder))
+    texts = page.render(good, good)
+    expect("good pages", "NO" not in texts["gpu"].replace("not ", "") and "did not pass" not in texts["gpu"], texts["gpu"])
+    expect("good exactness", "INEXACT" not in texts["gemma_4_31b_exactness"] and "**EXACT**" in texts["gemma_4_31b_exactness"], texts["gemma_4_31b_exactness"])
+    expect("batches and sides", "batch 8, after the wrap" in texts["gemma_4_31b_exactness"])
+    expect("hosts", "the same drafts and tokens in all 2 rounds" in texts["acceptance_across_hosts"], texts["acceptance_across_hosts"])
+    expect("the GPU alone", "The same checkpoints" in page.render(good)["acceptance_across_hosts"] and "CPU |" not in page.render(good)["acceptance_across_hosts"])
+    cost = good["speed"][0]["cost"]
+    expect("a step", abs(cost["step_s"]["median"] - 0.01) < 1e-12 and cost["relative"]["16"] == 1 and cost["share_of_read"] is None, cost)
+    sizes = {key: good["speed"][0][key] for key in ("parameters", "prompt_parameters")}
+    expect("parameters", sizes == {"parameters": 164 * 128, "prompt_parameters": 64 * 128} and good["speed"][0]["read_bytes"] == good["speed"][0]["file_bytes"], sizes)
+    for fault, only, words, where, text in FAULTS:
+        code, report, said = checked(folder, fault, "--only", only)
+        expect(f"fault {fault}: exit status", code == 1, code)
+        expect(f"fault {fault}: words", words in said, said)
+        expect(f"fault {fault}: page", text in page.render(report)[where], page.render(report)[where])
+        path = os.path.join(folder, f"{fault}.json")
+        with redirect_stderr(io.StringIO()):
+            expect(f"fault {fault}: status of page", check.main(["page", path, "--out", os.path.join(folder, "pages")]) == 1)
+    # Near-ties are no fault, a slow block is a missed target and no broken law.
+    code, report, said = checked(folder, "tie", "--only", "agreement")
+    expect("a near-tie", code == 0 and "6 of 7 answers equal; the others part at near-ties" in said, said)
+    code, report, said = checked(folder, "wide", "--only", "shapes")
+    expect("a slow block", code == 0 and "missed: gemma-4-31b, 12 layers: t(16)/t(1): 11.00" in said and "| at most 1.2 | NO |" in page.render(report)["gpu"], said)
+    # The budget: a program that hangs is ended, what comes after is late.
+    least, workload.LEAST = workload.LEAST, 0.5
+    try:
+        code, report, said = checked(folder, "hang", "--only", "probe,shapes", "--minutes", "0.02")
+    finally:
+        workload.LEAST = least
+    states = [s["state"] for s in report["steps"]]
+    expect("a program that hangs", code == 1 and states[0] == "failed" and set(states[1:]) == {"late"} and "late: synth" in said, said)
+    shutil.rmtree(os.path.join(folder, "nothing"), ignore_errors=True)
+    os.makedirs(os.path.join(folder, "nothing"))
+    code, report, said = checked(folder, "", "--only", "suites", "--tests", os.path.join(folder, "nothing"))
+    expect("suites that are not there", code == 1 and "a test executable row_law or row_law-HASH expected" in said, said)
+    return good, len(FAULTS) + 4
+
+
+def reports(folder, good):
+    """Reports that lack a field, are of another version, or none at all."""
+    count = 0
+    path = os.path.join(folder, "bad.json")
+    for field in verdict.NEEDED + ["another version"]:
+        bad = {key: value for key, value in good.items() if key != field}
+        if field == "another version":
+            bad["schema"] = workload.SCHEMA + 1
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(bad, f)
+        said = io.StringIO()
+        with redirect_stderr(said):
+            code = check.main(["page", path, "--out", os.path.join(folder, "pages")])
+        expect(f"a report without {field}", code == 2 and "expected" in said.getvalue(), said.getvalue())
+        count += 1
+    deep = copy.deepcopy(good)
+    del deep["probes"][0]["verdict"]
+    expect("a probe without a verdict", "verdict" in refused("a probe without a verdict", lambda: page.render(deep)))
+    expect("--cpu without a sweep", "step sweep expected" in refused("--cpu without a sweep", lambda: page.render(good, {**good, "sweep": None})))
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("no JSON")
+    with redirect_stderr(io.StringIO()):
+        expect("no JSON", check.main(["page", path]) == 2)
+        expect("no file", check.main(["page", path + ".absent"]) == 2)
+    lying = copy.deepcopy(good)
+    lying["probes"][0]["outcomes"][0].update(exact=False, first={"position": 3})
+    expect("a verdict that its outcomes do not bear out", verdict.problems(lying))
+    return count + 5
+
+
+def partings():
+    """Where two hosts part, and why."""
+    base = {"checkpoint": "c", "prompt_ids": "1,2,3", "drafts": "5,7;8,9", "tokens": "5,6;8,9,4", "margins": "2,3;1,0.2,4", "draft_margins": "1,1;0.3,2"}
+    cases = [
+        ({}, "same", "all 2 rounds"),
+        ({"drafts": "5,7;8,1", "draft_margins": "1,1;0.3,0.04"}, "drafts", "position 6, the drafter's two likeliest 0.04 apart; the same answer"),
+        ({"tokens": "5,6;8,7,4"}, "tokens", "part at position 6, the target's two likeliest tokens 0.2 apart"),
+        ({"tokens": "5,1;8,9,4"}, "tokens", "part at position 4, the target's two likeliest tokens 3 apart, no near-tie"),
+        ({"drafts": "5,7;1,9", "tokens": "5,6;8,7,4"}, "tokens", "other drafts from position 5, the drafter's two likeliest 0.3 apart; answers part at position 6"),
+        ({"checkpoint": "d"}, "other", "another checkpoint"),
+        ({"prompt_ids": "1,2,4"}, "other", "another prompt"),
+    ]
+    for change, kind, words in cases:
+        found = hosts.parting(base, {**base, **change})
+        expect(f"parting {change}", found[0] == kind and words in found[1], found)
+    expect("no trace", hosts.parting(base, None)[0] == "unknown")
+    probe = {"window": 1024, "outcomes": [{"width": 2, "batch": 1, "mixed": False, "exact": False, "first": {"position": 50}}]}
+    expect("before the wrap", verdict.probed_cell(probe, 2, 1, False) == ("INEXACT from position 50", False))
+    expect("behind the wrap", "not told" in verdict.probed_cell(probe, 2, 1, True)[0] and verdict.probed_cell(probe, 3, 1, True)[0] == "not run")
+    expect("a difference of length", probes.parting([1, 2], [1]) == 1 and probes.parting([1], [1]) is None)
+    return len(cases) + 4
+
+
+def basics(folder):
+    expect("a missing program", "no-such" in refused("a missing program", lambda: run_program(["/no-such"], 1)))
+    expect("time", isinstance(Budget(0.5, 10).limit(0.1), float))
+    try:
+        Budget(0.5, 10).limit(20)
+        raise AssertionError("a budget that is spent passed")
+    except OutOfTime:
+        pass
+    path = os.path.join(folder, "row_law-0b")
+    shutil.copy(os.path.join(folder, "row_law-0a"), path)
+    os.utime(path, (1, 1))
+    expect("the newest executable", probes.executables(folder)["row_law"].endswith("row_law-0a"))
+    os.remove(path)
+    with open(os.path.join(folder, "x.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", 2) + b"{}")
+    for arguments in (["--minutes", "0"], ["--only", "nothing"], ["--shape", "x:y"], ["--bin", os.path.join(folder, "absent")]):
+        with redirect_stderr(io.StringIO()):
+            try:
+                check.parse(["--bin", folder, *arguments])
+                raise AssertionError(f"{arguments} passed")
+            except SystemExit as e:
+                expect(f"{arguments}", e.code == 2)
+    return 8
+
+
+def run():
+    """Everything; an assertion fails otherwise."""
+    with tempfile.TemporaryDirectory() as folder:
+        programs(folder)
+        good, count = whole(folder)
+        count += reports(folder, good) + partings() + basics(folder)
+    print(f"gpu_check: {count} faults planted and found")
+    return 0
