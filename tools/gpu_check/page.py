@@ -208,9 +208,9 @@ def exactness_page(report):
     if not found:
         return text + "Not probed in this run.\n"
     for probe in found:
-        cut = f"{probe['layers']} of its {probe['layers_of_shape']} layers" if probe["layers"] else "all its layers"
+        cut = f"{probe['layers']} of its {probe['layers_of_shape']} layers, in the sizes of the whole" if probe["layers"] else "all its layers"
         rows, size = (sum(o[key] for o in probe["outcomes"]) for key in ("rows", "bytes"))
-        text += (f"`mlxcel probe` on random weights of the shape, {cut} (every layer has the same sizes as in the whole), drafter {probe['drafter'] or 'none'}; {device(report)} "
+        text += (f"`mlxcel probe` on random weights of the shape, {cut}, drafter {probe['drafter'] or 'none'}; {device(report)} "
                  f"({probe['backend']}): **{probe['verdict'].upper()}**. Blocks of K rows against single steps, byte by byte, logits and cache: {rows} rows, {size / 1e9:.2f} GB "
                  f"compared over {probe['draws']} draws (seed {probe['seed']}) in {probe['seconds']:.0f} s.\n\n"
                  f"Each draw prefills a sequence to within two positions of the sliding window of {probe['window'] or '-'}, so that its blocks lie on both sides of the place where the "
