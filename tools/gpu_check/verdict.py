@@ -81,7 +81,9 @@ def targets(report):
     for entry in report["speed"]:
         cost = entry.get("cost") or {}
         four = next((r for r in entry.get("simulated") or [] if r["k"] == 4), None)
-        found = {"share_of_read": cost.get("share_of_read"), "t16": (cost.get("relative") or {}).get("16"), "speedup4": four and four["speedup"]["median"]}
+        found = {f"t{k}": (cost.get("relative") or {}).get(k) for k in ("4", "8", "16")}
+        found |= {key: cost.get(key) for key in ("share_of_read", "share_of_matmul")}
+        found["speedup4"] = four and four["speedup"]["median"]
         for key, what, sign, bound in TARGETS:
             value = found[key]
             met = None if value is None else value >= bound if sign == ">=" else value <= bound
