@@ -109,9 +109,9 @@ __device__ __forceinline__ float bias_of(const Super &s, int half, int group) {
     return SCALE32 ? __uint_as_float(s.scales[half][2 * group + 1]) : __uint_as_float(s.scales[half][group] & 0xffff0000u);
 }
 
-// One superblock of T tiles. x: [4][NT][2][32] of 16 bytes, two steps of a lane each; sums: [GROUPS][8 NT], both as `store_prepared` leaves them.
-template <int NT, int T> __device__ __forceinline__ void multiply(const Super w[T], const uint4 *x, const float2 *sums, float acc[T][NT][4]) {
-    float d[T][NT][4] = {};
+// One superblock. x: [4][NT][2][32] of 16 bytes, two steps of a lane each; sums: [GROUPS][8 NT], as `store_prepared` leaves them.
+template <int NT> __device__ __forceinline__ void multiply(const Super &w, const uint4 *x, const float2 *sums, float acc[NT][4]) {
+    float d[NT][4] = {};
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
         uint4 v[NT];
@@ -119,73 +119,58 @@ template <int NT, int T> __device__ __forceinline__ void multiply(const Super w[
         for (int n = 0; n < NT; n++) v[n] = __ldg(x + (i / 4 * NT + n) * 64 + i % 4 / 2 * 32);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
+            u32 a[4];
 #pragma unroll
-            for (int t = 0; t < T; t++) {
-                u32 a[4];
+            for (int j = 0; j < 4; j++) a[j] = operand(w, i + k, j);
 #pragma unroll
-                for (int j = 0; j < 4; j++) a[j] = operand(w[t], i + k, j);
-#pragma unroll
-                for (int n = 0; n < NT; n++) mma(FLOATS ? acc[t][n] : d[t][n], a, k ? v[n].z : v[n].x, k ? v[n].w : v[n].y);
-            }
+            for (int n = 0; n < NT; n++) mma(FLOATS ? acc[n] : d[n], a, k ? v[n].z : v[n].x, k ? v[n].w : v[n].y);
             if (FLOATS || (i + k + 1) % STEPS) continue;
             const int group = (i + k) / STEPS;
-            float2 sum[NT];
+            const float scale[2] = {scale_of(w, 0, group), scale_of(w, 1, group)};
 #pragma unroll
             for (int n = 0; n < NT; n++)
-                if (KIND == 0) sum[n] = __ldg(sums + (group * NT + n) * 4);
 #pragma unroll
-            for (int t = 0; t < T; t++) {
-                const float scale[2] = {scale_of(w[t], 0, group), scale_of(w[t], 1, group)};
+                for (int e = 0; e < 4; e++) acc[n][e] = fmaf(scale[e / 2], d[n][e], acc[n][e]), d[n][e] = 0.f;
+            if (KIND != 0) continue;
+            const float offset[2] = {fmaf(-OFFSET, scale[0], bias_of(w, 0, group)), fmaf(-OFFSET, scale[1], bias_of(w, 1, group))};
 #pragma unroll
-                for (int n = 0; n < NT; n++)
+            for (int n = 0; n < NT; n++) {
+                const float2 sum = __ldg(sums + (group * NT + n) * 4);
 #pragma unroll
-                    for (int e = 0; e < 4; e++) acc[t][n][e] = fmaf(scale[e / 2], d[t][n][e], acc[t][n][e]), d[t][n][e] = 0.f;
-                if (KIND != 0) continue;
-                const float offset[2] = {fmaf(-OFFSET, scale[0], bias_of(w[t], 0, group)), fmaf(-OFFSET, scale[1], bias_of(w[t], 1, group))};
-#pragma unroll
-                for (int n = 0; n < NT; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) acc[t][n][e] = fmaf(offset[e / 2], e % 2 ? sum[n].y : sum[n].x, acc[t][n][e]);
+                for (int e = 0; e < 4; e++) acc[n][e] = fmaf(offset[e / 2], e % 2 ? sum.y : sum.x, acc[n][e]);
             }
         }
     }
 }
 
-// T tiles, `apart` bytes from each other, times 8 NT rows: `emit(row, output within the first tile, value)` for each result. More tiles share what
-// is read of x, and leave room for fewer warps.
-template <int NT, int T, class Emit> __device__ __forceinline__ void tile(const char *w, u64 apart, const uint4 *x, const float *sums, u32 supers, Emit emit) {
-    __shared__ float partial[SLICES][T * NT][4][32];
+// A tile times 8 NT rows: `emit(row, output within the tile, value)` for each result.
+template <int NT, class Emit> __device__ __forceinline__ void tile(const char *w, const uint4 *x, const float *sums, u32 supers, Emit emit) {
+    __shared__ float partial[SLICES][NT][4][32];
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
     const int from = supers * slice / SLICES, to = supers * (slice + 1) / SLICES;
-    float acc[T][NT][4] = {};
+    float acc[NT][4] = {};
     w += (u64)from * SUPER_BYTES;
     // Weights depend on nothing: the first are on their way while others finish what this reads.
-    if (from < to && lane * 128 < SUPER_BYTES + 127) {
-#pragma unroll
-        for (int t = 0; t < T; t++) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + t * apart + lane * 128));
-    }
+    if (from < to && lane * 128 < SUPER_BYTES + 127) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + lane * 128));
     after_others();
     x += (u64)from * 4 * NT * 64 + lane;
     const float2 *own = (const float2 *)(sums + (u64)from * GROUPS * NT * 8) + lane % 4;
-    Super s[T];
+    Super s;
     for (int i = from; i < to; i++, w += SUPER_BYTES, x += 4 * NT * 64, own += GROUPS * NT * 4) {
-#pragma unroll
-        for (int t = 0; t < T; t++) load(s[t], w + t * apart, lane);
-        multiply<NT, T>(s, x, own, acc);
+        load(s, w, lane);
+        multiply<NT>(s, x, own, acc);
     }
 #pragma unroll
-    for (int t = 0; t < T; t++)
+    for (int n = 0; n < NT; n++)
 #pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) partial[slice][t * NT + n][e][lane] = acc[t][n][e];
+        for (int e = 0; e < 4; e++) partial[slice][n][e][lane] = acc[n][e];
     __syncthreads();
-    for (int e = threadIdx.x; e < T * NT * 128; e += SLICES * 32) {
+    for (int e = threadIdx.x; e < NT * 128; e += SLICES * 32) {
         const int l = e % 32, i = e / 32 % 4, n = e / 128;
         float sum = 0.f;
 #pragma unroll
         for (int k = 0; k < SLICES; k++) sum += partial[k][n][i][l];
-        emit(n % NT * 8 + l % 4 * 2 + i % 2, n / NT * TILE + l / 4 + i / 2 * 8, sum);
+        emit(n * 8 + l % 4 * 2 + i % 2, l / 4 + i / 2 * 8, sum);
     }
 }
 
@@ -194,29 +179,27 @@ __device__ __forceinline__ const float *sums_of(const float *sums, u32 supers, i
     return sums + (u64)supers * 8 * nt * (GROUP == 64 ? 8 : GROUP == 128 ? 12 : 0);
 }
 
-// Up to three matrices of one format times the same rows: block x is T tiles of one of them, block y a block of 8 NT rows. (An array of
-// pointers, indexed, would lie in local memory.)
-#define NARROW(NT, T, BLOCKS) \
+// Up to three matrices of one format times the same rows: block x is a tile of one of them, block y a block of 8 NT rows. (An array of pointers,
+// indexed, would lie in local memory.)
+#define NARROW(NT, BLOCKS) \
     EXPORT __launch_bounds__(SLICES * 32, BLOCKS) \
     narrow_##NT(const char *w0, const char *w1, const char *w2, float *y0, float *y1, float *y2, u32 o0, u32 o1, u32 o2, \
                 const uint4 *x, const float *sums, u32 supers, u32 rows) { \
-        const u32 t0 = (o0 + T * TILE - 1) / (T * TILE), t1 = t0 + (o1 + T * TILE - 1) / (T * TILE); \
+        const u32 t0 = (o0 + TILE - 1) / TILE, t1 = t0 + (o1 + TILE - 1) / TILE; \
         const int which = blockIdx.x < t0 ? 0 : blockIdx.x < t1 ? 1 : 2; \
-        const u32 t = T * (blockIdx.x - (which == 0 ? 0 : which == 1 ? t0 : t1)), count = which == 0 ? o0 : which == 1 ? o1 : o2, first = blockIdx.y * 8 * NT; \
+        const u32 t = blockIdx.x - (which == 0 ? 0 : which == 1 ? t0 : t1), count = which == 0 ? o0 : which == 1 ? o1 : o2, first = blockIdx.y * 8 * NT; \
         const char *w = which == 0 ? w0 : which == 1 ? w1 : w2; \
         float *y = which == 0 ? y0 : which == 1 ? y1 : y2; \
-        const u64 bytes = (u64)supers * SUPER_BYTES; \
         const float *own = sums_of(sums + (u64)blockIdx.y * supers * 14 * 8 * NT, supers, NT); \
-        /* A last tile without a second multiplies itself twice. */ \
-        tile<NT, T>(w + t * bytes, (t + 1) * TILE < count ? bytes : 0, x + (u64)blockIdx.y * supers * 4 * NT * 64, own, supers, [&](u32 row, u32 output, float v) { \
+        tile<NT>(w + (u64)t * supers * SUPER_BYTES, x + (u64)blockIdx.y * supers * 4 * NT * 64, own, supers, [&](u32 row, u32 output, float v) { \
             row += first, output += t * TILE; \
             if (row < rows && output < count) y[(u64)row * count + output] = v; \
         }); \
     }
-NARROW(1, 1, FLOATS ? 2 : 4)
-NARROW(2, (FLOATS ? 1 : 2), 2)
-NARROW(4, 1, 2)
-NARROW(8, 1, 1)
+NARROW(1, FLOATS ? 2 : 4)
+NARROW(2, FLOATS ? 2 : 3)
+NARROW(4, 2)
+NARROW(8, 1)
 
 // One pair (row, rank) a block in y: the matrix of the pair's expert times row `pair / share` of x, stored in blocks of eight rows.
 EXPORT __launch_bounds__(SLICES * 32) linear_pairs(const char *w, const u32 *experts, float *y, u32 outputs, const uint4 *x, const float *sums, u32 supers, u32 share) {
@@ -226,7 +209,7 @@ EXPORT __launch_bounds__(SLICES * 32) linear_pairs(const char *w, const u32 *exp
     sums = sums_of(sums + (u64)(row / 8) * supers * 14 * 8, supers, 1);
     const char *own = w + ((u64)experts[pair] * tiles + blockIdx.x) * supers * SUPER_BYTES;
     float *out = y + (u64)pair * outputs;
-    tile<1, 1>(own, 0, x, sums, supers, [&](u32 r, u32 output, float v) {
+    tile<1>(own, x, sums, supers, [&](u32 r, u32 output, float v) {
         output += blockIdx.x * TILE;
         if (r == row % 8 && output < outputs) out[output] = v;
     });

@@ -36,8 +36,6 @@ pub struct CudaWeight {
     pairs: Function,
     embed: Function,
     row_dots: Function,
-    /// Tiles that a block of threads of the kernel for 16 rows takes.
-    pair: usize,
     /// Rows of one matrix.
     pub outputs: usize,
     /// Columns.
@@ -211,7 +209,6 @@ impl CudaWeight {
             pairs: get("linear_pairs")?,
             embed: get("embed")?,
             row_dots: get("row_dots")?,
-            pair: if matches!(weight.format, WeightFormat::Float(_)) { 1 } else { 2 },
             outputs: weight.outputs,
             inputs: weight.inputs,
         })
@@ -295,8 +292,7 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
                 for i in 0..same {
                     (w[i], y[i], o[i]) = (weights[at + i].held.address(), outs[at + i], weights[at + i].outputs);
                 }
-                let together = if input.size == 1 { first.pair } else { 1 };
-                let tiles: usize = o.iter().map(|o| o.div_ceil(together * TILE)).sum();
+                let tiles: usize = o.iter().map(|o| o.div_ceil(TILE)).sum();
                 let supers = first.inputs.div_ceil(SUPER);
                 ctx.launch(
                     narrow[input.size],
