@@ -5,10 +5,11 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{Driver, question, sampled, tokenizer};
+use common::{Driver, greedy, question, sampled, tokenizer};
 use mlxcel_checkpoint::Checkpoint;
 use mlxcel_compute::fault::{Fault, Faulty};
 use mlxcel_cpu::{CpuBackend, Precision};
+use mlxcel_engine::sample::SamplingParams;
 use mlxcel_engine::{Engine, EngineOptions, FinishReason, Request, RequestError, Speculation};
 use mlxcel_model::registry;
 use mlxcel_text::Tokenizer;
@@ -74,6 +75,48 @@ fn everything_ends_and_nothing_is_made_up() {
             assert!(matches!(refused, RequestError::DeviceLost(why) if why == REASON));
         }
         assert!(ended > 20, "{target} with {drafter:?}: {ended} of 40 requests");
+    }
+}
+
+/// What a request costs in reads: the index of each token, and the values of its row if more than that decides. Seen by how far an
+/// answer comes before the device goes.
+#[test]
+fn greedy_answers_read_indices_and_no_values() {
+    let prompt = question("What is speculative decoding?");
+    let full = greedy(prompt.clone(), 24);
+    let bare = Request { sampling: SamplingParams::default(), ..greedy(prompt, 24) };
+    let tokens = |request: &Request, reads: usize| {
+        driver("gemma-4-tiny-it-4bit", None, reads).ask(request.clone()).answer.tokens.len()
+    };
+    let begun = (0..24).find(|reads| tokens(&bare, *reads) > 0).expect("a prompt of a few steps");
+    for more in [2, 4, 6, 8] {
+        assert_eq!((tokens(&bare, begun + more), tokens(&full, begun + more)), (1 + more, 1 + more / 2 - 1));
+    }
+}
+
+/// The indices alone give the answers that whole rows give, in blocks and in batches as well.
+#[test]
+fn answers_are_the_same_with_and_without_values() {
+    for (target, drafter) in [
+        ("gemma-4-tiny-it-4bit", None),
+        ("gemma-4-tiny-it-4bit", Some("gemma-4-tiny-it-assistant-4bit")),
+        ("gemma-4-tiny-it-4bit", Some("gemma-4-tiny-it-4bit")),
+        ("qwen3.5-tiny-4bit", Some("qwen3.5-tiny-mtp-4bit")),
+    ] {
+        let mut driver = driver(target, drafter, usize::MAX);
+        let prompt = |i: u32| [question("What is speculative decoding?"), vec![430 + i]].concat();
+        let full: Vec<Request> =
+            (0..4).map(|i| Request { ignore_eos: true, fresh: true, ..greedy(prompt(i), 20) }).collect();
+        let bare = full.iter().map(|r| Request { sampling: SamplingParams::default(), ..r.clone() });
+        let ids: Vec<_> = full.iter().cloned().chain(bare).map(|request| driver.submit(request)).collect();
+        driver.run();
+        let (full, bare) = ids.split_at(4);
+        for (full, bare) in full.iter().zip(bare) {
+            let [full, bare] = [full, bare].map(|id| &driver.done[id].answer);
+            assert_eq!((full.tokens.len(), &full.text, full.logprobs.len()), (20, &bare.text, 20));
+            assert_eq!(full.tokens, bare.tokens, "{target} with {drafter:?}");
+            assert!(bare.logprobs.is_empty());
+        }
     }
 }
 

@@ -135,6 +135,29 @@ proptest! {
         prop_assert_eq!(pick(&params, &logits, position, &history), want);
     }
 
+    /// Where the largest logit alone is said to decide, it does; and it is said of every plain greedy choice.
+    #[test]
+    fn the_largest_decides_where_it_is_said_to(
+        params in any_params(), history in any_history(), vocab in 8_usize..700, row in any::<u64>(),
+        spread in prop_oneof![Just(0.0_f32), 0.1_f32..6.0], position in 0_usize..10_000, keep in prop::option::of(any::<u64>()),
+    ) {
+        let logits = toy_row(vocab, row, spread);
+        let mut allowed = TokenSet::empty(vocab);
+        (0..vocab as u32).filter(|t| keep.is_some_and(|keep| keep >> (t % 64) & 1 == 1)).for_each(|t| allowed.insert(t));
+        allowed.insert(3);
+        let allowed = keep.map(|_| &allowed);
+        let mut sampler = Sampler::new(params.clone(), vocab).unwrap();
+        let largest = mlxcel_compute::order::argmax(&logits).unwrap();
+        let short = sampler.sample_largest(largest, &history, allowed);
+        if let Some(short) = &short {
+            prop_assert_eq!(Ok(short.clone()), sampler.sample_from(&logits, position, &history, allowed));
+        }
+        let plain = sampler.takes_the_largest() && params.logprobs.is_none() && allowed.is_none();
+        prop_assert!(short.is_some() || !plain);
+        // One that pads the matrix is no token.
+        prop_assert_eq!(sampler.sample_largest(vocab as u32, &history, None), None);
+    }
+
     /// The kept set itself, where the token alone would seldom show a fault at its edge.
     #[test]
     fn filters_keep_exactly_the_oracle_set(
