@@ -58,12 +58,13 @@ impl<B: Backend> Head<B> {
             let mut logits = backend.buffer(counts.len(), self.vocab);
             backend.linear(y, &[&self.embed_tokens], &mut [&mut logits]);
             show(tap, backend, None, "logits", &logits);
-            if counts.iter().all(|n| *n == 1) {
-                let alone = |token| vec![Candidate { token, logit: 0.0 }];
-                return backend.argmax(&logits).into_iter().map(|token| token.map(alone)).collect();
-            }
-            let logits = backend.read(&logits);
-            return logits.chunks_exact(self.vocab).zip(counts).map(|(row, n)| top_candidates(row, *n)).collect();
+            // One candidate alone is known without the row's values.
+            let largest = if counts.contains(&1) { backend.argmax(&logits) } else { Vec::new() };
+            let of_row = |(row, count): (usize, &usize)| match count {
+                1 => largest[row].map(|token| vec![Candidate { token, logit: 0.0 }]),
+                _ => top_candidates(&backend.read_rows(&logits, row..row + 1), *count),
+            };
+            return counts.iter().enumerate().map(of_row).collect();
         };
         let sizes = clusters.sizes;
         let mut scores = backend.buffer(counts.len(), sizes.num_centroids);
