@@ -51,7 +51,7 @@ def about(mlxcel, budget):
     """Processor, GPU, versions."""
     info = open("/proc/cpuinfo", encoding="utf-8").read() if os.path.exists("/proc/cpuinfo") else ""
     model = re.search(r"model name\s*: (.*)", info)
-    out = {"cpu": model.group(1) if model else os.uname().machine, "cores": os.cpu_count(), "os": f"{os.uname().sysname} {os.uname().release}",
+    out = {"cpu": model.group(1) if model else os.uname().machine, "cores": os.cpu_count(), "os": os.uname().sysname,
            "python": sys.version.split()[0], "load": os.getloadavg()[0], "gpu": None}
     if smi := shutil.which("nvidia-smi"):
         found = run([smi, f"--query-gpu={','.join(SMI)}", "--format=csv,noheader"], budget.limit(LIMITS["machine"])).must().out

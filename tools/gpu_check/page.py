@@ -100,7 +100,7 @@ def speed_text(report):
         return "\n## Speed\n\nNot measured.\n"
     share = lambda v: "-" if v is None else f"{v:.0%}"
     text = (f"\n## Speed\n\nRandom weights of published shapes, {timed[0]['bits']} bits in groups of {timed[0]['group_size']}: {work['steps']} single steps behind {work['context']} "
-            f"positions, a prompt of {work['prompt']} in steps of 512 rows. Medians of {timed[0]['cost']['runs']} runs (lowest–highest). Packed bytes are those of the checkpoint's "
+            f"positions, a prompt of {work['prompt']} in steps of as many rows as the backend says. Medians of {timed[0]['cost']['runs']} runs (lowest–highest). Packed bytes are those of the checkpoint's "
             "files, less an embedding table that a step takes one row of; TFLOP/s are two a parameter and row of the quantised matrices, the vocabulary's left out, "
             "which the last row of a prompt alone meets.\n\n")
     text += table(["shape", "packed GB", "ms a step", "decode tok/s", "packed TB/s", "of the read bandwidth", "prefill tok/s", "TFLOP/s", "of the matrix rate"],
@@ -241,6 +241,25 @@ def render(report, cpu=None):
     return {"gpu": gpu_page(report), "acceptance_across_hosts": hosts_page(report, cpu), "gemma_4_31b_exactness": exactness_page(report)}
 
 
+README_BEGIN, README_END = "<!-- gpu:begin -->", "<!-- gpu:end -->"
+
+
+def readme_text(report):
+    """The README's table of a run: speed of published shapes, alone and with drafts."""
+    rows = []
+    for entry in report["speed"]:
+        c = entry.get("cost")
+        if not c:
+            continue
+        four = next((r for r in entry.get("simulated") or [] if r["k"] == 4), None)
+        rows.append([entry["label"], number(c["decode_tok_s"]["median"], 1), number((c.get("relative") or {}).get("4")), number((c.get("relative") or {}).get("8")),
+                     number(four["speedup"]["median"]) if four else "-", number(c["prefill_tok_s"]["median"], 0)])
+    head = ["shape, 4 bits", "decode, tok/s", "a block of 4, in steps", "a block of 8", "speedup with drafts, K=4", "prefill, tok/s"]
+    return (f"{device(report)}; random weights of published shapes, batch 1, behind {report['workload']['context']} positions; drafts accepted as published "
+            f"({report['workload']['published_rate']}), their cost measured; {report['versions']['mlxcel']}. Bandwidth and matrix rate of the same run, and the targets that are "
+            f"missed: [gpu.md](docs/benchmark_results/gpu.md).\n\n" + table(head, rows))
+
+
 def main(argv):
     parser = argparse.ArgumentParser(prog="gpu_check page", description="Writes the pages of a run, from its JSON alone.")
     parser.add_argument("run", metavar="RUN.json")
@@ -252,4 +271,10 @@ def main(argv):
         path = os.path.join(args.out, f"{name}.md")
         write(path, text)
         say(f"wrote {os.path.relpath(path, ROOT)}")
+    if args.out == RESULTS and report["speed"]:
+        readme = os.path.join(ROOT, "README.md")
+        with open(readme, encoding="utf-8") as file:
+            before, rest = file.read().split(README_BEGIN)
+        write(readme, before + README_BEGIN + "\n" + readme_text(report) + README_END + rest.split(README_END)[1])
+        say("wrote README.md")
     return 1 if verdict.problems(report) else 0

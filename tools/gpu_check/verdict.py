@@ -86,6 +86,8 @@ def targets(report):
         found["speedup4"] = four and four["speedup"]["median"]
         for key, what, sign, bound in TARGETS:
             value = found[key]
+            if isinstance(bound, dict):
+                bound = bound.get(entry["label"], bound[None])
             met = None if value is None else value >= bound if sign == ">=" else value <= bound
             out.append((entry["label"], what, met, value, f"{'at least' if sign == '>=' else 'at most'} {bound}"))
     return out

@@ -48,9 +48,9 @@ LEAST = 10
 # Between backends bits differ, so a greedy answer may part from another where the two likeliest tokens are this close, in logits; nowhere else.
 NEAR_TIE = 0.5
 
-# Targets of a timed shape: (key, what, at least or at most, bound). Shares are of what the same run measured: bandwidth, matrix rate.
+# Targets of a timed shape: (key, what, at least or at most, bound); a bound by shape has the others' under None. Shares are of what the same run measured: bandwidth, matrix rate.
 TARGETS = [
-    ("share_of_read", "packed bytes a second of a decode step, of the read bandwidth", ">=", 0.75),
+    ("share_of_read", "packed bytes a second of a decode step, of the read bandwidth", ">=", {"gemma-4-31b": 0.75, None: 0.7}),
     ("t4", "t(4)/t(1)", "<=", 1.05),
     ("t8", "t(8)/t(1)", "<=", 1.1),
     ("t16", "t(16)/t(1)", "<=", 1.2),
