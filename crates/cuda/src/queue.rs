@@ -19,7 +19,7 @@ pub const ARGS: usize = 24;
 const FEED: usize = 4 << 20;
 /// Launches after which the queue is sent off although nobody asked.
 const LONGEST: usize = 4096;
-/// Recorded graphs kept; the one unused for longest goes.
+/// Recorded graphs kept; beyond that the half unused for longest goes.
 const GRAPHS: usize = 96;
 /// Shortest sequence worth a graph.
 const SHORTEST: usize = 4;

@@ -1,29 +1,21 @@
 //! Operations that join a launch compute what launches of their own would: a decoder layer both ways, bit for bit.
 
+mod common;
+
 use mlxcel_compute::conformance::rng::Rng;
 use mlxcel_compute::conformance::weights::{Shape, random_weight};
 use mlxcel_compute::{
     Activation, Attend, Backend, Batch, DType, KvGroup, KvShape, KvSlot, QuantFormat, Wanted, WeightFormat,
 };
-use mlxcel_cuda::{CudaBackend, CudaOptions};
+use mlxcel_cuda::CudaBackend;
+
+use common::device;
 
 const HIDDEN: usize = 512;
 const HEADS: usize = 6;
 const KV_HEADS: usize = 2;
 const DIM: usize = 128;
 const INNER: usize = 768;
-
-fn device() -> Option<CudaBackend> {
-    let cache = Some(std::env::temp_dir().join("mlxcel-kernels"));
-    match CudaBackend::open(&CudaOptions { device: 0, cache }) {
-        Ok(backend) => Some(backend),
-        Err(error) => {
-            assert!(std::env::var_os("MLXCEL_NEED_GPU").is_none(), "{error}");
-            println!("skipped: {error}");
-            None
-        }
-    }
-}
 
 fn weight(b: &CudaBackend, rng: &mut Rng, outputs: usize, inputs: usize) -> <CudaBackend as Backend>::Weight {
     let format = WeightFormat::Quant(QuantFormat::Affine { bits: 4, group: 64 }, DType::Bf16);

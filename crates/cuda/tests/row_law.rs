@@ -1,25 +1,17 @@
 //! The row-law suite on a GPU. Where there is none it says so and checks nothing, unless MLXCEL_NEED_GPU is set.
 
+mod common;
+
 use mlxcel_compute::conformance::{self, OPS, Options, Report, Violation};
 use mlxcel_compute::fault::{Fault, Faulty};
-use mlxcel_cuda::{CudaBackend, CudaOptions};
+use mlxcel_cuda::CudaBackend;
+
+use common::device;
 
 /// What a backend of bf16 inputs and bf16 pages may differ by.
 fn options() -> Options {
     let full = std::env::var_os("MLXCEL_GPU_FULL").is_some();
     Options { bf16_matmul: 2.5e-3, quick: !full, ..Options::full() }
-}
-
-fn device() -> Option<CudaBackend> {
-    let cache = Some(std::env::temp_dir().join("mlxcel-kernels"));
-    match CudaBackend::open(&CudaOptions { device: 0, cache }) {
-        Ok(backend) => Some(backend),
-        Err(error) => {
-            assert!(std::env::var_os("MLXCEL_NEED_GPU").is_none(), "{error}");
-            println!("skipped: {error}");
-            None
-        }
-    }
 }
 
 type Check = fn(&CudaBackend, &Options) -> Result<Report, Violation>;

@@ -1,29 +1,24 @@
 //! The wide kernel gives the bits of the narrow one. Needs a GPU that has it; without one it says so and checks nothing, unless
 //! MLXCEL_NEED_GPU is set.
 
+mod common;
+
 use mlxcel_compute::conformance::rng::Rng;
 use mlxcel_compute::conformance::weights::{Shape, random_weight};
 use mlxcel_compute::{Backend, DType, QuantFormat, WeightFormat};
-use mlxcel_cuda::{CudaBackend, CudaOptions};
+use mlxcel_cuda::CudaBackend;
 
 /// Outputs and inputs: one slice, several, a superblock that is not full, outputs that fill no tile of 128 or of 16.
 const SHAPES: [(usize, usize); 6] = [(128, 256), (100, 512), (640, 1408), (336, 5376), (1, 2048), (20, 2560)];
 const ROWS: [usize; 7] = [64, 100, 127, 128, 129, 300, 1100];
 
 fn device() -> Option<CudaBackend> {
-    let cache = Some(std::env::temp_dir().join("mlxcel-kernels"));
-    match CudaBackend::open(&CudaOptions { device: 0, cache }) {
-        Ok(backend) if backend.context().device.capability == 90 => Some(backend),
-        Ok(backend) => {
-            println!("skipped: {} has no wide kernel", backend.describe());
-            None
-        }
-        Err(error) => {
-            assert!(std::env::var_os("MLXCEL_NEED_GPU").is_none(), "{error}");
-            println!("skipped: {error}");
-            None
-        }
+    let backend = common::device()?;
+    if backend.context().device.capability == 90 {
+        return Some(backend);
     }
+    println!("skipped: {} has no wide kernel", backend.describe());
+    None
 }
 
 fn formats() -> Vec<WeightFormat> {
