@@ -55,7 +55,10 @@ pub enum CudaError {
         log: String,
     },
     /// Memory of the device ran out.
-    #[error("the GPU's memory is full: {needed} bytes needed for {what}, {free} of {total} bytes free")]
+    #[error(
+        "the GPU's memory is full: {needed} bytes needed for {what}, {free} of {total} bytes free; lower --ctx-size or \
+         --parallel, take a checkpoint of fewer bits, or free the GPU of other programs"
+    )]
     Memory {
         /// What for.
         what: String,

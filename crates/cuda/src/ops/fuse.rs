@@ -90,8 +90,9 @@ fn join_prepare(
     let Some(last) = op.last() else { return false };
     let (tag, grid) = (last.tag(), last.grid());
     let a = last.args();
+    // What is stored has room for `rows` rows, so the launch must be over as many: callers also go through long inputs in parts.
     match tag {
-        tag::NORMS if a[7] == x && a[8] == 0 && a[10] == width => {
+        tag::NORMS if a[7] == x && a[8] == 0 && a[10] == width && grid[0] == rows => {
             (a[8], a[9], a[11]) = (to, sums, nt);
             true
         }
@@ -102,7 +103,7 @@ fn join_prepare(
             true
         }
         // The gate covers whole rows of both.
-        tag::GATE if a[0] == x && a[3] == 0 && a[4] == width && a[5] == width => {
+        tag::GATE if a[0] == x && a[3] == 0 && a[4] == width && a[5] == width && a[6] == rows as u64 * width => {
             let (kind, y) = (a[1], a[2]);
             let shape = Shape::new((inputs.div_ceil(SUPER) * 16).div_ceil(128), rows, 128);
             op.replace_last(0, k.gate_prepare, shape, &[x, kind, y, to, sums, width, nt]);
