@@ -41,13 +41,17 @@ impl Arm {
                 Status::Failed("the answer ended with its first token: nothing to measure; give another prompt".into());
             return;
         }
+        let Some(reference) = plain.runs.first() else {
+            row.status = Status::Skipped("plain decoding was not measured: nothing to compare with".into());
+            return;
+        };
         let is_plain = self.k == Some(1);
         row.generated_tokens = Some(first.said.iter().map(|said| said.tokens.len()).sum());
         row.repeat = self.runs.len();
         row.tokens_per_second = spread(self.rates());
         // Ratios inside a turn: both arms met the same moment of the machine.
         row.speedup = spread(self.rates().iter().zip(plain.rates()).map(|(own, plain)| own / plain).collect());
-        row.output_identical = Some(self.agrees(plain));
+        row.output_identical = Some(self.agrees(reference));
         let plain_steps = plain.runs.iter().map(|run| run.plain).fold(Steps::default(), Steps::and);
         let plain_step = plain_steps.each().map(|(draft, forward, rest)| draft + forward + rest);
         row.ms_plain_step = plain_step;
@@ -74,8 +78,7 @@ impl Arm {
     }
 
     /// Whether every run said what the plain arm's first said.
-    fn agrees(&self, plain: &Arm) -> bool {
-        let Some(reference) = plain.runs.first() else { return false };
+    fn agrees(&self, reference: &Run) -> bool {
         let same = |one: &[Said], other: &[Said]| {
             one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.agrees(other))
         };
@@ -158,7 +161,8 @@ mod tests {
         assert_eq!(row.output_identical, Some(false));
         let mut alone = Row::unmeasured();
         other.fill(&mut alone, &arm(Some(1), Vec::new()));
-        assert_eq!(alone.output_identical, Some(false), "nothing to compare with is no agreement");
+        assert_eq!(alone.output_identical, None, "nothing to compare with is neither agreement nor difference");
+        assert!(matches!(alone.status, Status::Skipped(_)) && alone.tokens_per_second.is_none());
     }
 
     #[test]
