@@ -30,11 +30,6 @@ struct Work {
     Limits limits;
 };
 
-__device__ __forceinline__ void mma(float *d, const uint4 &a, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
 // Two floats as two bf16 each.
 __device__ __forceinline__ void split(float a, float b, u32 &high, u32 &low) {
     high = pack_bf16(a, b);
@@ -79,7 +74,7 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
                 for (int part = 0; part < 2; part++) {
                     const uint4 a = w.q[c][e][part][lane];
 #pragma unroll
-                    for (int i = 0; i < 4; i++) mma(s[i], a, e ? b[i].z : b[i].x, e ? b[i].w : b[i].y);
+                    for (int i = 0; i < 4; i++) mma(s[i], a.x, a.y, a.z, a.w, e ? b[i].z : b[i].x, e ? b[i].w : b[i].y);
                 }
         }
 #pragma unroll
@@ -171,7 +166,7 @@ __device__ __forceinline__ void values_of(const Work &w, int block, int low, int
             for (int part = 0; part < 2; part++) {
                 const uint4 a = w.p[2 * group + half][part][lane];
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) mma(o[j], a, half ? b[j].z : b[j].x, half ? b[j].w : b[j].y);
+                for (int j = 0; j < COLUMNS; j++) mma(o[j], a.x, a.y, a.z, a.w, half ? b[j].z : b[j].x, half ? b[j].w : b[j].y);
             }
     }
 }
@@ -182,8 +177,8 @@ __device__ __forceinline__ void ask(const Work &w, int block, int low, int high,
     if (base > high || base + 31 < low) return;
     const u64 at = (((u64)w.pages[warp / 2] * kv_heads + head) * 2 + warp % 2) * 32 * D;
     for (int i = lane; i < D / 2; i += 32) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(keys + at + 64 * i));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(values + at + 64 * i));
+        prefetch(keys + at + 64 * i);
+        prefetch(values + at + 64 * i);
     }
 }
 
@@ -200,7 +195,7 @@ __device__ __forceinline__ float folded(float old, float keep, float next, float
 EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles,
                                        const u32 *items, float *partials, float *out, u32 heads, u32 kv_heads, u32 window, float scale) {
     after_others();
-    extern __shared__ uint4 memory[];
+    SHARED_AT_LAUNCH(uint4, memory);
     Work &w = *(Work *)memory;
     const u32 head = blockIdx.y, share = heads / kv_heads;
     const Tile tile = tiles[items ? items[2 * blockIdx.x] : blockIdx.x];

@@ -22,32 +22,6 @@ constexpr int SUPER_BYTES = CODE_BYTES + TILE * ROW_SCALES;
 constexpr float OFFSET = KIND == 0 && BITS < 8 ? 128.f : 0.f;
 constexpr int STEPS = GROUP / 16;  // of a group
 
-__device__ __forceinline__ void mma(float *d, const u32 *a, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// a b + c on two bf16 at once; exact wherever it is used here.
-__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
-    u32 out;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
-    return out;
-}
-
-// a & b | c, in one instruction where the compiler would take two.
-__device__ __forceinline__ u32 and_or(u32 a, u32 b, u32 c) {
-    u32 out;
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
-    return out;
-}
-
-// Weights are read once: they leave no trace in the first-level cache, which x needs.
-__device__ __forceinline__ uint4 stream(const void *p) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
 // What a lane needs of a superblock.
 struct Super {
     uint4 p4[P4 > 0 ? P4 : 1][4], p2[2], p1, floats[FLOATS ? 16 : 1];
@@ -123,7 +97,7 @@ template <int NT> __device__ __forceinline__ void multiply(const Super &w, const
 #pragma unroll
             for (int j = 0; j < 4; j++) a[j] = operand(w, i + k, j);
 #pragma unroll
-            for (int n = 0; n < NT; n++) mma(FLOATS ? acc[n] : d[n], a, k ? v[n].z : v[n].x, k ? v[n].w : v[n].y);
+            for (int n = 0; n < NT; n++) mma(FLOATS ? acc[n] : d[n], a[0], a[1], a[2], a[3], k ? v[n].z : v[n].x, k ? v[n].w : v[n].y);
             if (FLOATS || (i + k + 1) % STEPS) continue;
             const int group = (i + k) / STEPS;
             const float scale[2] = {scale_of(w, 0, group), scale_of(w, 1, group)};
@@ -151,7 +125,7 @@ template <int NT, class Emit> __device__ __forceinline__ void tile(const char *w
     float acc[NT][4] = {};
     w += (u64)from * SUPER_BYTES;
     // Weights depend on nothing: the first are on their way while others finish what this reads.
-    if (from < to && lane * 128 < SUPER_BYTES + 127) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + lane * 128));
+    if (from < to && lane * 128 < SUPER_BYTES + 127) prefetch(w + lane * 128);
     after_others();
     x += (u64)from * 4 * NT * 64 + lane;
     const float2 *own = (const float2 *)(sums + (u64)from * GROUPS * NT * 8) + lane % 4;

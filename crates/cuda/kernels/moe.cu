@@ -10,7 +10,7 @@ __device__ __forceinline__ u64 rank_key(float v, u32 index) {
 // ones, summed in order of rank, times each expert's own scale; NaN when any logit of the row is not finite.
 EXPORT route(const float *router, const float *scales, u32 *chosen, float *factors, u32 experts, u32 top_k) {
     after_others();
-    extern __shared__ u64 keys[];
+    SHARED_AT_LAUNCH(u64, keys);
     const u32 lane = threadIdx.x;
     const float *row = router + (u64)blockIdx.x * experts;
     float poison = 0.f;

@@ -108,7 +108,7 @@ __device__ __forceinline__ void norms_of(float *row, float *x, const float *y, c
 // x = (x + norm(y, w1)) scale; out = norm(x, w2); out as the tensor cores read it.
 EXPORT norms(float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, uint4 *prepared, float *sums, u32 width, u32 nt) {
     after_others();
-    extern __shared__ float4 shared[];
+    SHARED_AT_LAUNCH(float4, shared);
     float *row = (float *)shared;
     const u32 r = blockIdx.x, threads = blockDim.x;
     const u64 at = (u64)r * width;

@@ -98,6 +98,9 @@ impl Context {
     /// # Errors
     /// When the device has no room.
     pub fn held(&self, bytes: usize, what: &str) -> Result<Held, CudaError> {
+        if self.arena.has_dead() {
+            self.synchronize()?;
+        }
         let taken = self.arena.take_for_long(bytes, what);
         if !matches!(taken, Err(CudaError::Memory { .. })) {
             return taken;
@@ -120,8 +123,11 @@ impl Context {
     /// # Errors
     /// The first fault of the device.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.queue().flush(&self.device)?;
-        self.device.synchronize()
+        let mut queue = self.queue();
+        queue.flush(&self.device)?;
+        self.device.synchronize()?;
+        self.arena.bury();
+        Ok(())
     }
 
     /// Sends off what is queued.
@@ -165,10 +171,11 @@ impl Context {
     /// Brings values back; NaN from a device that failed.
     pub fn read(&self, address: u64, out: &mut [f32]) {
         if self.failure().is_none() {
-            let came = self.queue().read(&self.device, address, bytemuck::cast_slice_mut(out));
+            let mut queue = self.queue();
+            let came = queue.read(&self.device, address, bytemuck::cast_slice_mut(out));
             self.arena.settle();
             match came {
-                Ok(()) => return,
+                Ok(()) => return self.arena.bury(),
                 Err(error) => self.device.fail(error),
             }
         }

@@ -27,6 +27,7 @@ struct Free {
     chunk: (u64, usize),          // address and bytes left of the chunk small blocks are cut from
     chunks: Vec<u64>,
     whole: Vec<(u64, usize)>, // every block that is an allocation of its own
+    dead: Vec<(u64, usize)>,  // held for long once; launches that wait may still name them
     held: usize,
 }
 
@@ -132,7 +133,27 @@ impl Arena {
         Block { arena: Arc::clone(self), address: 0, bytes: 0 }
     }
 
-    /// Memory for weights and pages: exactly as much, and given back to the device when dropped.
+    /// Gives memory that was held for long, and is not any more, back to the device. Nothing may be queued that is not launched yet: it
+    /// might name it.
+    pub fn bury(&self) {
+        let mut free = self.lock();
+        let dead = std::mem::take(&mut free.dead);
+        if dead.is_empty() || self.device.bind().is_err() {
+            return;
+        }
+        for (address, bytes) in dead {
+            // SAFETY: its owner is gone; freeing waits for what was launched.
+            let _ = unsafe { result::free_sync(address) };
+            free.held -= bytes;
+        }
+    }
+
+    /// Whether there is anything to [`Arena::bury`].
+    pub fn has_dead(&self) -> bool {
+        !self.lock().dead.is_empty()
+    }
+
+    /// Memory for weights and pages: exactly as much, and given back to the device some time after it is dropped ([`Arena::bury`]).
     ///
     /// # Errors
     /// When the device has no such room left.
@@ -181,15 +202,16 @@ impl Drop for Arena {
     fn drop(&mut self) {
         let free = self.free.get_mut().unwrap_or_else(PoisonError::into_inner);
         if self.device.bind().is_ok() {
-            for address in free.whole.iter().map(|w| w.0).chain(free.chunks.iter().copied()) {
-                // SAFETY: blocks keep the arena alive, so nobody holds one.
+            let own = free.whole.iter().chain(&free.dead).map(|w| w.0);
+            for address in own.chain(free.chunks.iter().copied()) {
+                // SAFETY: what is handed out keeps the arena alive, so nobody holds any.
                 let _ = unsafe { result::free_sync(address) };
             }
         }
     }
 }
 
-/// Memory held for long: a weight, pages.
+/// Memory held for long: a weight, pages. Launches that were queued before it is dropped may use it.
 pub struct Held {
     arena: Arc<Arena>,
     address: u64,
@@ -210,11 +232,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.arena.device.bind().is_ok() {
-            // SAFETY: this owned it; freeing waits for what was launched.
-            let _ = unsafe { result::free_sync(self.address) };
-        }
-        self.arena.lock().held -= self.bytes;
+        self.arena.lock().dead.push((self.address, self.bytes));
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Source {
     text: &'static str,
 }
 
-const COMMON: &str = include_str!("../kernels/common.cuh");
+const COMMON: &str = concat!(include_str!("../kernels/ptx.cuh"), "\n", include_str!("../kernels/common.cuh"));
 
 impl Source {
     /// A file of this name and text; what every kernel file begins with is put before it.

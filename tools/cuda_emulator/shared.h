@@ -1,0 +1,42 @@
+// What the scheduler and the kernels know of each other.
+
+#pragma once
+
+#include <stdint.h>
+
+namespace emulator {
+
+struct Dim {
+    uint32_t x, y, z;
+};
+
+// What the lanes of a warp hand each other. Two sets: a lane may be one exchange ahead of another, and no more.
+constexpr int WORDS = 12;
+struct Warp {
+    uint32_t words[2][32][WORDS];
+    uint32_t generation, arrived, lanes, left;  // lanes: that began; left: that returned
+};
+
+struct Block;
+
+// A thread of a block, as its kernel sees it.
+struct Thread {
+    Dim thread, block, threads, blocks;
+    uint32_t lane;
+    Warp *warp;
+    Block *of;
+    char *memory;  // of the size given at launch
+};
+
+// What the scheduler does for kernels.
+struct Services {
+    // Waits for all lanes of the warp; the last one to come does `finish` before the others go on.
+    void (*meet)(Thread *, void (*finish)(Warp *, uint32_t generation));
+    // Waits for all threads of the block that have not returned; says whether any brought a value other than zero.
+    int (*meet_block)(Thread *, int value);
+};
+
+// A kernel with its arguments unpacked; sets the module's own notion of the running thread.
+typedef void (*Entry)(Thread *, void **arguments);
+
+}  // namespace emulator
