@@ -82,6 +82,11 @@ impl Choose for Scripted<'_> {
         let token = *self.scripts[ask].get(depth)?;
         self.choose.choose(self.numbers[ask], depth, &[Candidate { token, logit: 0.0 }])
     }
+
+    fn takes_the_first(&self) -> bool {
+        // What the drafter would have gone on with is as good as any: its cost is what counts.
+        self.choose.takes_the_first()
+    }
 }
 
 /// A number in 0..1 that depends on where a draft stands and on nothing else, so that runs repeat: SplitMix64's finaliser

@@ -243,6 +243,27 @@ pub trait Backend: Send + Sync + Sized + 'static {
         self.read(x).chunks_exact(width.max(1)).map(order::argmax).collect()
     }
 
+    /// [`argmax`](Backend::argmax) of each row as a number ([`order::token`] reads it), into rows `at..` of `ids` `[_, 1]`: for going on
+    /// with what came out before anybody has seen it.
+    fn argmax_into(&self, x: &Self::Buffer, ids: &mut Self::Buffer, at: usize) {
+        let numbers: Vec<f32> = self.argmax(x).into_iter().map(order::number).collect();
+        let rows: Vec<u32> = (at as u32..).take(numbers.len()).collect();
+        self.put_rows(ids, &rows, &numbers);
+    }
+
+    /// [`embed`](Backend::embed) of the tokens in rows `at..` of `ids` `[_, 1]`, as many as `out` has rows. A row whose number is no
+    /// token's becomes NaN.
+    fn embed_at(&self, table: &Self::Weight, ids: &Self::Buffer, at: usize, scale: f32, out: &mut Self::Buffer) {
+        let (rows, width) = self.shape(out);
+        let tokens: Vec<Option<u32>> = self.read_rows(ids, at..at + rows).into_iter().map(order::token).collect();
+        let known: Vec<u32> = tokens.iter().map(|token| token.unwrap_or(0)).collect();
+        self.embed(table, &known, scale, out);
+        let none: Vec<u32> = (0..).zip(&tokens).filter(|(_, token)| token.is_none()).map(|(row, _)| row).collect();
+        if !none.is_empty() {
+            self.put_rows(out, &none, &vec![f32::NAN; none.len() * width]);
+        }
+    }
+
     /// `out[r] = table[ids[r]] * scale`; ids are in range.
     fn embed(&self, table: &Self::Weight, ids: &[u32], scale: f32, out: &mut Self::Buffer);
 
@@ -266,6 +287,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// `out[i] = x[rows[i]]`.
     fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
+
+    /// `out[r] = a[r], b[r]`: rows side by side.
+    fn join(&self, a: &Self::Buffer, b: &Self::Buffer, out: &mut Self::Buffer) {
+        let (left, right) = (self.shape(a).1, self.shape(b).1);
+        let (a, b) = (self.read(a), self.read(b));
+        let rows = a.chunks_exact(left.max(1)).zip(b.chunks_exact(right.max(1)));
+        let joined: Vec<f32> = rows.flat_map(|(a, b)| a.iter().chain(b)).copied().collect();
+        self.write(out, &joined);
+    }
 
     /// RMS norm of each consecutive `width` values of a row (a whole row, or each head):
     /// `x / sqrt(mean(x^2) + eps) * weight`, without the last factor when `weight` is `None`.

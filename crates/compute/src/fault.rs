@@ -16,6 +16,12 @@ pub use state::{Copied, Tracked};
 pub enum Verb {
     /// [`argmax`](crate::Backend::argmax), whose output is no buffer.
     Argmax,
+    /// [`argmax_into`](crate::Backend::argmax_into).
+    ArgmaxInto,
+    /// [`embed_at`](crate::Backend::embed_at).
+    EmbedAt,
+    /// [`join`](crate::Backend::join).
+    Join,
     /// [`embed`](crate::Backend::embed).
     Embed,
     /// [`gather`](crate::Backend::gather).
@@ -61,8 +67,11 @@ pub enum Verb {
 
 impl Verb {
     /// All of them.
-    pub const ALL: [Verb; 21] = [
+    pub const ALL: [Verb; 24] = [
         Verb::Argmax,
+        Verb::ArgmaxInto,
+        Verb::EmbedAt,
+        Verb::Join,
         Verb::Embed,
         Verb::Gather,
         Verb::RmsNorm,
@@ -89,6 +98,9 @@ impl Verb {
     pub const fn name(self) -> &'static str {
         match self {
             Verb::Argmax => "argmax",
+            Verb::ArgmaxInto => "argmax_into",
+            Verb::EmbedAt => "embed_at",
+            Verb::Join => "join",
             Verb::Embed => "embed",
             Verb::Gather => "gather",
             Verb::RmsNorm => "rms_norm",

@@ -261,6 +261,17 @@ pub fn sigmoid(x: f32) -> f32 {
     x.mul_add(0.0, 1.0 / (exp(-x) + 1.0))
 }
 
+/// A token as a number among activations; NaN where there is none. Every id below 2^24 has a number of its own.
+pub fn number(token: Option<u32>) -> f32 {
+    token.map_or(f32::NAN, |token| token as f32)
+}
+
+/// The token of a [`number`]; `None` for NaN and for numbers that are no id.
+pub fn token(number: f32) -> Option<u32> {
+    let id = number as u32; // saturates
+    (id as f32 == number && number.to_bits() == (id as f32).to_bits()).then_some(id)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

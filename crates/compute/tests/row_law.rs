@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use mlxcel_compute::conformance::{
     OPS, Options, Report, Violation, check_activate_mul, check_add, check_add_gated, check_add_rms_norm,
-    check_add_vector, check_all, check_argmax, check_attend, check_columns, check_embed, check_gated, check_gather,
-    check_linear, check_moe, check_recurrent, check_rms_norm, check_rope, check_scale, check_softcap,
+    check_add_vector, check_ahead, check_all, check_argmax, check_attend, check_columns, check_embed, check_gated,
+    check_gather, check_linear, check_moe, check_recurrent, check_rms_norm, check_rope, check_scale, check_softcap,
 };
 use mlxcel_compute::fault::{Fault, Faulty, Verb};
 use mlxcel_compute::reference::Reference;
@@ -74,8 +74,9 @@ fn faults_of_recurrent_layers_are_caught() {
 
 #[test]
 fn faults_of_other_verbs_are_caught() {
-    let checks: [Check; 12] = [
+    let checks: [Check; 13] = [
         check_argmax,
+        check_ahead,
         check_gather,
         check_columns,
         check_add,

@@ -9,6 +9,12 @@ __device__ __forceinline__ float bf16_value(u32 bits) { return __uint_as_float(b
 // The same value rounded to bf16. NaN stays NaN.
 __device__ __forceinline__ u16 to_bf16(float v) { return (u16)pack_bf16(v, 0.f); }
 
+// The row of a table that block x embeds: its id, or what `argmax` left as a number. All ones where that is no row.
+__device__ __forceinline__ u32 embedded_row(const u32 *ids, const float *numbers, u32 rows) {
+    const u32 id = numbers ? (numbers[blockIdx.x] >= 0.f && numbers[blockIdx.x] < (float)rows ? (u32)numbers[blockIdx.x] : 0xffffffffu) : ids[blockIdx.x];
+    return id < rows ? id : 0xffffffffu;
+}
+
 // Sum over a warp by halves: 16, 8, 4, 2, 1. Every lane gets it.
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

@@ -47,10 +47,12 @@ EXPORT linear_pairs(const Stored *w, const u32 *experts, const float *x, float *
     dots(own, x + (u64)(pair / share) * inputs, y + (u64)pair * outputs, inputs, outputs, output, 1);
 }
 
-EXPORT embed(const Stored *table, const u32 *ids, float *out, float scale, u32 inputs, u32 outputs) {
+EXPORT embed(const Stored *table, const u32 *ids, float *out, float scale, u32 inputs, u32 outputs, const float *numbers) {
     after_others();
-    const Stored *row = table + (u64)ids[blockIdx.x] * inputs;
-    for (u32 k = threadIdx.x; k < inputs; k += blockDim.x) out[(u64)blockIdx.x * inputs + k] = value(row[k]) * scale;
+    const u32 id = embedded_row(ids, numbers, outputs);
+    const Stored *row = table + (u64)id * inputs;
+    for (u32 k = threadIdx.x; k < inputs; k += blockDim.x)
+        out[(u64)blockIdx.x * inputs + k] = id == 0xffffffffu ? __uint_as_float(0x7fc00000u) : value(row[k]) * scale;
 }
 
 EXPORT row_dots(const Stored *table, const u32 *ids, const float *y, float *out, u32 inputs, u32 outputs, u32 count) {

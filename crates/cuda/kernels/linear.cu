@@ -291,10 +291,11 @@ __device__ float stored(const char *w, u32 supers, u32 row, u32 k) {
     return (code & 8 ? -v : v) * scale;
 }
 
-EXPORT embed(const char *table, const u32 *ids, float *out, float scale, u32 inputs, u32 outputs) {
+EXPORT embed(const char *table, const u32 *ids, float *out, float scale, u32 inputs, u32 outputs, const float *numbers) {
     after_others();
-    const u32 supers = (inputs + SUPER - 1) / SUPER;
-    for (u32 k = threadIdx.x; k < inputs; k += blockDim.x) out[(u64)blockIdx.x * inputs + k] = stored(table, supers, ids[blockIdx.x], k) * scale;
+    const u32 supers = (inputs + SUPER - 1) / SUPER, id = embedded_row(ids, numbers, outputs);
+    for (u32 k = threadIdx.x; k < inputs; k += blockDim.x)
+        out[(u64)blockIdx.x * inputs + k] = id == 0xffffffffu ? __uint_as_float(0x7fc00000u) : stored(table, supers, id, k) * scale;
 }
 
 // One warp a row of the table: lane l takes inputs l, l + 32, ... in order, lanes are added by halves.

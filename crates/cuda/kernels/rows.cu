@@ -308,6 +308,15 @@ EXPORT copy(const float *x, float *out, u64 n) {
     out[i] = x[i];
 }
 
+// Rows of `a` and `b` side by side.
+EXPORT join(const float *a, const float *b, float *out, u32 left, u32 right, u64 n) {
+    after_others();
+    EACH(n)
+    const u32 width = left + right, column = i % width;
+    const u64 row = i / width;
+    out[i] = column < left ? a[row * left + column] : b[row * right + column - left];
+}
+
 EXPORT gather(const float *x, const u32 *rows, float *out, u32 width, u64 n) {
     after_others();
     EACH(n)
@@ -347,8 +356,9 @@ EXPORT rope(float *x, const float *angles, u32 head_dim, u32 count, u32 width, u
     at[count] = fmaf(b, c, a * s);
 }
 
-// The place of a row's largest value, the lowest among equals; all ones when a value is not finite. One block a row.
-EXPORT argmax(const float *x, u32 *out, u32 width) {
+// The place of a row's largest value, the lowest among equals; all ones when a value is not finite. One block a row. With `numbers` it is
+// written as a number instead, NaN when a value is not finite.
+EXPORT argmax(const float *x, u32 *out, u32 width, float *numbers) {
     after_others();
     __shared__ float values[32];
     __shared__ u32 places[32];
@@ -384,5 +394,7 @@ EXPORT argmax(const float *x, u32 *out, u32 width) {
     best = there ? values[threadIdx.x] : __uint_as_float(0xff800000u);
     place = there ? places[threadIdx.x] : 0xffffffffu;
     join(32);
-    if (threadIdx.x == 0) out[blockIdx.x] = damaged ? 0xffffffffu : place;
+    if (threadIdx.x != 0) return;
+    if (numbers) numbers[blockIdx.x] = damaged ? __uint_as_float(0x7fc00000u) : (float)place;
+    else out[blockIdx.x] = damaged ? 0xffffffffu : place;
 }

@@ -180,12 +180,27 @@ impl Backend for CudaBackend {
             return vec![None; x.rows];
         }
         let found = self.ctx.block(x.rows * size_of::<u32>());
-        self.ctx.launch(self.rows.argmax, Shape::new(x.rows, 1, 1024), &args![x.address(), found.address(), x.width]);
+        let args = args![x.address(), found.address(), x.width, 0usize];
+        self.ctx.launch(self.rows.argmax, Shape::new(x.rows, 1, 1024), &args);
         let mut places = vec![0.0f32; x.rows];
         self.ctx.read(found.address(), &mut places);
         // A device that failed reads as NaN, which is no place either.
         let place = |bits: u32| ((bits as usize) < x.width).then_some(bits);
         places.iter().map(|v| place(v.to_bits())).collect()
+    }
+
+    fn argmax_into(&self, x: &CudaBuffer, ids: &mut CudaBuffer, at: usize) {
+        let args = args![x.address(), 0usize, x.width, ids.address() + (at * size_of::<f32>()) as u64];
+        self.ctx.launch(self.rows.argmax, Shape::new(x.rows, 1, 1024), &args);
+    }
+
+    fn embed_at(&self, table: &CudaWeight, ids: &CudaBuffer, at: usize, scale: f32, out: &mut CudaBuffer) {
+        table.embed_at(&self.ctx, ids.address() + (at * size_of::<f32>()) as u64, scale, out);
+    }
+
+    fn join(&self, a: &CudaBuffer, b: &CudaBuffer, out: &mut CudaBuffer) {
+        let args = args![a.address(), b.address(), out.address(), a.width, b.width, out.len() as u64];
+        self.ctx.launch(self.rows.join, Shape::each(out.len()), &args);
     }
 
     fn embed(&self, table: &CudaWeight, ids: &[u32], scale: f32, out: &mut CudaBuffer) {

@@ -19,8 +19,9 @@ type Check = fn(&CudaBackend, &Options) -> Result<Report, Violation>;
 #[test]
 fn every_operation_keeps_the_row_law() {
     let Some(backend) = device() else { return };
-    let checks: [(&str, Check); 18] = [
+    let checks: [(&str, Check); 19] = [
         ("argmax", conformance::check_argmax),
+        ("ahead", conformance::check_ahead),
         ("gather", conformance::check_gather),
         ("add", conformance::check_add),
         ("add_gated", conformance::check_add_gated),

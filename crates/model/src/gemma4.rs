@@ -180,6 +180,14 @@ impl<B: Backend> Gemma4<B> {
         x
     }
 
+    /// The same for the tokens in rows `at..at + rows` of `ids` ([`Backend::embed_at`]).
+    pub(crate) fn embed_at(&self, backend: &B, ids: &B::Buffer, at: usize, rows: usize) -> B::Buffer {
+        let hidden = self.config.hidden_size;
+        let mut x = backend.buffer(rows, hidden);
+        backend.embed_at(&self.embed_tokens, ids, at, (hidden as f32).sqrt(), &mut x);
+        x
+    }
+
     /// Per-layer inputs `[rows, layers * width]` (§2.9), from the scaled embeddings.
     fn per_layer_inputs(
         &self,

@@ -7,7 +7,7 @@ mod common;
 use assistant::{Duo, Greedy, Proposal, pair_of};
 use common::damage::Copy;
 use common::{Golden, Rng, argmax, root, worst};
-use mlxcel_compute::fault::{Fault, Faulty};
+use mlxcel_compute::fault::{Fault, Faulty, Verb};
 use mlxcel_cpu::{CpuBackend, Precision};
 use mlxcel_model::drafters::{DraftKind, HiddenRows};
 use mlxcel_model::tap::Recorder;
@@ -188,6 +188,56 @@ fn a_proposal_does_not_depend_on_its_neighbours() {
             }
         }
     }
+}
+
+/// Rounds of several sequences with one candidate each, step by step and in one go: the first difference, if there is one. Sequences are left
+/// out of some steps, so that what they were observed with is no longer the last.
+fn both_ways(mut duo: Duo, seed: u64) -> Result<usize, String> {
+    let (mut rng, vocab) = (Rng(seed), duo.vocab());
+    let mut tokens = vec![Vec::new(); LENGTHS.len()];
+    let mut drafted = 0;
+    for round in 0..24 {
+        for (s, own) in tokens.iter_mut().enumerate() {
+            if round == 0 || rng.below(3) > 0 {
+                let more: Vec<u32> = (0..1 + rng.below(4)).map(|_| rng.below(vocab) as u32).collect();
+                duo.feed(s, &more);
+                duo.keep(s, more.len());
+                own.extend(more);
+            }
+        }
+        let asked: Vec<Vec<u32>> = tokens.iter().map(|own| [own, &[rng.below(vocab) as u32][..]].concat()).collect();
+        let counts: Vec<usize> = tokens.iter().map(|_| 1 + rng.below(6)).collect();
+        let who: Vec<usize> = (0..LENGTHS.len()).filter(|_| rng.below(4) > 0).collect();
+        let asks: Vec<(usize, &[u32], usize, usize)> =
+            who.iter().map(|s| (*s, asked[*s].as_slice(), counts[*s], 1)).collect();
+        let end = (rng.below(2) > 0 && !who.is_empty()).then(|| (rng.below(who.len()), rng.below(3)));
+        let stepwise = duo.propose_with(&asks, Greedy { end, ..Greedy::default() });
+        let ahead = duo.propose_with(&asks, Greedy { end, ahead: true, ..Greedy::default() });
+        for (i, (one, other)) in stepwise.iter().zip(&ahead).enumerate() {
+            if one.tokens != other.tokens {
+                return Err(format!("round {round}, ask {i}: {:?}, step by step {:?}", other.tokens, one.tokens));
+            }
+            drafted += one.tokens.len();
+        }
+    }
+    Ok(drafted)
+}
+
+#[test]
+fn a_round_in_one_go_proposes_what_its_steps_would() {
+    for (target, head) in
+        [("dense", "dense-assistant"), ("e2b", "e2b-assistant"), ("moe-mlx-q4", "moe-assistant-mlx-q4")]
+    {
+        for precision in [Precision::F32, Precision::Int8] {
+            let duo = Duo::new(assistant::golden_pair(target, head, CpuBackend::new(precision, 2)), LENGTHS.len(), 160);
+            let drafted = both_ways(duo, 17).unwrap_or_else(|e| panic!("{head}, {}: {e}", precision.name()));
+            assert!(drafted > 100, "{head}: {drafted} drafts");
+        }
+    }
+    // Embeddings that are a hundredth off, of tokens found on the way only.
+    let backend = Faulty::new(CpuBackend::new(Precision::F32, 1), Fault::Inaccurate(Verb::EmbedAt));
+    let duo = Duo::new(assistant::golden_pair("dense", "dense-assistant", backend), LENGTHS.len(), 160);
+    println!("{}", both_ways(duo, 17).expect_err("another token somewhere"));
 }
 
 #[test]

@@ -40,6 +40,7 @@ fn ids(value: &Value) -> Vec<u32> {
 #[derive(Default)]
 struct Greedy {
     rows: Vec<(usize, usize, Vec<f32>)>, // ask, depth, logits
+    ahead: bool,
 }
 
 impl Choose for Greedy {
@@ -48,6 +49,10 @@ impl Choose for Greedy {
         candidates.iter().for_each(|c| row[c.token as usize % candidates.len()] = c.logit);
         self.rows.push((ask, depth, row));
         Some(candidates[0].token)
+    }
+
+    fn takes_the_first(&self) -> bool {
+        self.ahead
     }
 }
 
@@ -241,6 +246,36 @@ fn norms_are_told_apart_in_every_layout() {
     let head = copy.write();
     let errors = compare(&mut Rig::new(&dir("dense"), head.path(), Precision::F32, 1, 40), &golden, &said["mtp"]);
     assert_eq!(first, Some(errors));
+}
+
+#[test]
+fn a_round_in_one_go_proposes_what_its_steps_would() {
+    let mut differ = 0;
+    for (target, head, precision) in [
+        (dir("dense"), dir("dense"), Precision::F32),
+        (dir("moe-mlx/4bit"), dir("moe-mlx/mtp-drafter-4bit"), Precision::Int8),
+        (recurrent_demo(), demo_head(), Precision::Int8),
+    ] {
+        let mut rig = Rig::new(&target, &head, precision, 3, 160);
+        let mut rng = Rng(23);
+        let sequences: Vec<Vec<u32>> =
+            [70, 9, 33].iter().map(|n| (0..*n).map(|_| rng.below(rig.vocab) as u32).collect()).collect();
+        (0..3).for_each(|s| rig.feed(s, &sequences[s], 0));
+        for (who, count) in [(vec![0], 4), (vec![0, 1, 2], 5), (vec![2, 0], 2), (vec![1], 1)] {
+            let asks: Vec<Ask<'_>> = who
+                .iter()
+                .map(|s| Ask { slot: *s, tokens: &sequences[*s], tables: Vec::new(), count, candidates: 1 })
+                .collect();
+            let mut drafts = |ahead| {
+                rig.drafter.propose(&asks, &mut Greedy { ahead, ..Greedy::default() }).unwrap_or_else(|e| panic!("{e}"))
+            };
+            let (stepwise, ahead) = (drafts(false), drafts(true));
+            assert_eq!(ahead, stepwise, "{}: {who:?}", head.display());
+            assert!(ahead.iter().all(|own| own.len() == count));
+            differ += usize::from(ahead.iter().flatten().any(|token| *token != ahead[0][0]));
+        }
+    }
+    assert!(differ > 6, "the same token everywhere shows nothing");
 }
 
 #[test]

@@ -66,6 +66,10 @@ impl Choose for Depths<'_> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.choose(ask, depth, candidates)
     }
+
+    fn takes_the_first(&self) -> bool {
+        self.0.takes_the_first()
+    }
 }
 
 impl Drafter for Counted {

@@ -22,7 +22,7 @@ fn widths(options: &Options) -> Vec<usize> {
 }
 
 /// A row: where its largest value or its damage is, and how often, is what kinds differ in.
-fn draw(rng: &mut Rng, kind: usize, width: usize) -> Vec<f32> {
+pub(super) fn draw(rng: &mut Rng, kind: usize, width: usize) -> Vec<f32> {
     let mut row: Vec<f32> = (0..width).map(|_| rng.normal()).collect();
     let (one, other) = (rng.below(width), rng.below(width));
     match kind % KINDS {
@@ -61,7 +61,7 @@ fn draw(rng: &mut Rng, kind: usize, width: usize) -> Vec<f32> {
 }
 
 /// The definition, step by step.
-fn definition(row: &[f32]) -> Option<u32> {
+pub(super) fn definition(row: &[f32]) -> Option<u32> {
     if row.iter().any(|v| !v.is_finite()) {
         return None;
     }

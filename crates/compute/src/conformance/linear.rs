@@ -93,7 +93,7 @@ fn linear<B: Backend>(
 }
 
 /// Shapes to try for a format. Quantised formats are many and share kernels: each gets some, all sizes get their turn.
-fn shapes(options: &Options, format: WeightFormat, turn: usize) -> Vec<Shape> {
+pub(super) fn shapes(options: &Options, format: WeightFormat, turn: usize) -> Vec<Shape> {
     let inputs: Vec<usize> = match format {
         WeightFormat::Float(_) => FLOAT_INPUTS.to_vec(),
         WeightFormat::Quant(q, _) => INPUTS.into_iter().filter(|i| i.is_multiple_of(q.group())).collect(),

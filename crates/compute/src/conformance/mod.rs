@@ -19,6 +19,7 @@
 //! nor Rust fixes which operand's payload survives. Output buffers are filled with NaN before each call, so a value a
 //! verb forgets to write is seen.
 
+mod ahead;
 mod argmax;
 mod attend;
 mod cache;
@@ -38,6 +39,7 @@ pub mod weights;
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use ahead::check_ahead;
 pub use argmax::check_argmax;
 pub use attend::check_attend;
 pub use elementwise::{
@@ -193,8 +195,11 @@ impl fmt::Display for Report {
 }
 
 /// Verbs that [`check_all`] reports on; `state` stands for those that move recurrent states.
-pub const OPS: [&str; 21] = [
+pub const OPS: [&str; 24] = [
     "argmax",
+    "argmax_into",
+    "embed_at",
+    "join",
     "linear",
     "gated",
     "embed",
@@ -228,6 +233,7 @@ pub fn check_all<B: Backend>(b: &B, options: &Options) -> Result<Report, Violati
     }
     let checks = [
         check_argmax,
+        check_ahead,
         check_gather,
         check_add,
         check_add_gated,

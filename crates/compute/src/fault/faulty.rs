@@ -213,6 +213,30 @@ impl<B: Backend> Backend for Faulty<B> {
         self.spoil(Verb::Embed, out, former);
     }
 
+    fn argmax_into(&self, x: &Self::Buffer, ids: &mut Self::Buffer, at: usize) {
+        let former = self.former(Verb::ArgmaxInto, ids);
+        if matches!(self.fault, Fault::ArgmaxTies | Fault::ArgmaxBlind) {
+            let numbers: Vec<f32> = self.argmax(x).into_iter().map(crate::order::number).collect();
+            let rows: Vec<u32> = (at as u32..).take(numbers.len()).collect();
+            self.inner.put_rows(&mut ids.inner, &rows, &numbers);
+        } else {
+            self.inner.argmax_into(&x.inner, &mut ids.inner, at);
+        }
+        self.spoil(Verb::ArgmaxInto, ids, former);
+    }
+
+    fn embed_at(&self, table: &B::Weight, ids: &Self::Buffer, at: usize, scale: f32, out: &mut Self::Buffer) {
+        let former = self.former(Verb::EmbedAt, out);
+        self.inner.embed_at(table, &ids.inner, at, scale, &mut out.inner);
+        self.spoil(Verb::EmbedAt, out, former);
+    }
+
+    fn join(&self, a: &Self::Buffer, b: &Self::Buffer, out: &mut Self::Buffer) {
+        let former = self.former(Verb::Join, out);
+        self.inner.join(&a.inner, &b.inner, &mut out.inner);
+        self.spoil(Verb::Join, out, former);
+    }
+
     fn row_dots(&self, table: &B::Weight, ids: &[u32], y: &[f32]) -> Vec<f32> {
         self.inner.row_dots(table, ids, y)
     }

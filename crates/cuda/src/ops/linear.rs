@@ -226,7 +226,16 @@ impl CudaWeight {
         op.launch(
             self.embed,
             Shape::new(ids.len(), 1, 256),
-            &args![self.held.address(), ids_at, out.address(), scale, self.inputs, self.outputs],
+            &args![self.held.address(), ids_at, out.address(), scale, self.inputs, self.outputs, 0usize],
+        );
+    }
+
+    /// Rows of the table whose ids lie at `numbers` as numbers, one for each row of `out`.
+    pub fn embed_at(&self, ctx: &Context, numbers: u64, scale: f32, out: &CudaBuffer) {
+        ctx.launch(
+            self.embed,
+            Shape::new(out.rows, 1, 256),
+            &args![self.held.address(), 0usize, out.address(), scale, self.inputs, self.outputs, numbers],
         );
     }
 

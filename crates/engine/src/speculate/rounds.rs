@@ -356,6 +356,11 @@ impl Choose for Chooser<'_> {
         // What panics here is the request's own sampling or grammar, not the drafter.
         caught(|| self.choose_own(ask, candidates)).ok().flatten()
     }
+
+    fn takes_the_first(&self) -> bool {
+        // A grammar may want another one.
+        self.guides.iter().all(Option::is_none)
+    }
 }
 
 impl Chooser<'_> {

@@ -2,7 +2,8 @@
 //!
 //! It has no cache. A round begins with the pending token and the target's hidden state at the position before it; each next step
 //! is fed the token just drafted and the drafter's own state. All steps of a round ask from the same position, the last one whose
-//! K/V the target has, and see the same keys.
+//! K/V the target has, and see the same keys. Where each step goes on with its best token, a round is queued as a whole, and only its
+//! tokens come back ([`Choose::takes_the_first`]).
 
 mod head;
 mod network;
@@ -11,10 +12,10 @@ use std::sync::Arc;
 
 use mlxcel_checkpoint::Checkpoint;
 use mlxcel_checkpoint::gemma4::{Gemma4AssistantConfig, Gemma4Config, LayerType};
-use mlxcel_compute::{Backend, Batch, NO_PAGE, Wanted};
+use mlxcel_compute::{Backend, Batch, NO_PAGE, Wanted, order};
 
 use self::network::Assistant;
-use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept};
+use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept, offer};
 use crate::error::intact;
 use crate::gemma4::Gemma4;
 use crate::loaded::lock;
@@ -82,7 +83,7 @@ pub fn load<B: Backend>(head: &Checkpoint, model: &LoadedModel<B, Gemma4<B>>) ->
         block_size: config.block_size,
         weight_bytes,
     };
-    Ok(Box::new(Gemma4Assistant { backend, target, memory, network, info, slots: Vec::new() }))
+    Ok(Box::new(Gemma4Assistant { backend, target, memory, network, info, rows: None, slots: Vec::new() }))
 }
 
 /// The drafter.
@@ -92,14 +93,26 @@ struct Gemma4Assistant<B: Backend> {
     memory: Shared<B>,
     network: Assistant<B>,
     info: DrafterInfo,
+    /// Hidden states that were observed last, `[_, backbone]`.
+    rows: Option<B::Buffer>,
     slots: Vec<Option<LastRow>>,
 }
 
+/// Where the states of a round's first step come from, and of those after it.
+const SOURCES: [&str; 2] = ["the target's hidden states", "post_projection"];
+
 /// The target's hidden state at the last position it kept.
-#[derive(Clone)]
 struct LastRow {
     position: usize,
-    hidden: Vec<f32>, // [backbone]
+    hidden: Place,
+}
+
+/// Where a hidden state is.
+enum Place {
+    /// A row of the states that were observed last, which need not leave the device.
+    Row(u32),
+    /// Here, `[backbone]`: others were observed since.
+    Values(Vec<f32>),
 }
 
 /// A sequence in a round.
@@ -125,21 +138,76 @@ impl<B: Backend> Gemma4Assistant<B> {
         there.then_some(last)
     }
 
+    /// The states that a round begins with, `[asking, backbone]`.
+    fn first_states(&self, asks: &[Ask<'_>], asking: &[Asking<'_>]) -> B::Buffer {
+        let (backend, width) = (&*self.backend, self.target.config().hidden_size);
+        let mut states = backend.buffer(asking.len(), width);
+        let places = asking.iter().filter_map(|one| self.slots[asks[one.ask].slot].as_ref()).map(|last| &last.hidden);
+        let rows: Option<Vec<u32>> =
+            places.clone().map(|place| if let Place::Row(row) = place { Some(*row) } else { None }).collect();
+        match (&self.rows, rows) {
+            (Some(observed), Some(rows)) => backend.gather(observed, &rows, &mut states),
+            (observed, _) => {
+                let values = places.flat_map(|place| match (place, observed) {
+                    (Place::Values(values), _) => values.clone(),
+                    (Place::Row(row), Some(observed)) => backend.read_rows(observed, *row as usize..*row as usize + 1),
+                    (Place::Row(_), None) => vec![f32::NAN; width],
+                });
+                backend.write(&mut states, &values.collect::<Vec<_>>());
+            }
+        }
+        states
+    }
+
+    fn batch<'a>(asking: &[Asking<'a>]) -> Batch {
+        let mut batch = Batch::new();
+        for (slot, one) in asking.iter().enumerate() {
+            batch.push(slot, one.position, &[one.token], one.tables, Wanted::All);
+        }
+        batch
+    }
+
+    /// All drafts of a round, `[depth][asking]`, each step going on with the best token of the one before without a word from here; `None`
+    /// when a score was not finite.
+    fn in_one_go(
+        &self,
+        memory: &mut Memory<B>,
+        asking: &[Asking<'_>],
+        mut states: B::Buffer,
+        depths: usize,
+    ) -> Result<Option<Vec<Vec<u32>>>, ModelError> {
+        let (backend, n) = (&*self.backend, asking.len());
+        // All steps ask from the same places; only the first one's tokens are known here.
+        let batch = Self::batch(asking);
+        let mut ids = backend.buffer(depths * n, 1);
+        let mut embedding = self.target.embed(backend, batch.tokens());
+        for depth in 0..depths {
+            let y = self.network.step(backend, &mut memory.kv, &batch, (&embedding, &states, SOURCES[1]), &mut None);
+            let Some(logits) = self.network.head().logits(backend, &y, &mut None) else { return Ok(None) };
+            backend.argmax_into(&logits, &mut ids, depth * n);
+            if depth + 1 < depths {
+                embedding = self.target.embed_at(backend, &ids, depth * n, n);
+                states = self.network.states(backend, &y);
+            }
+        }
+        let found: Option<Vec<u32>> = backend.read(&ids).into_iter().map(order::token).collect();
+        intact(backend)?;
+        Ok(found.map(|tokens| tokens.chunks_exact(n).map(<[u32]>::to_vec).collect()))
+    }
+
     /// One step of all that are asking: their candidates, and the stack's output `[asking, hidden]`.
     fn step(
         &self,
         memory: &mut Memory<B>,
         asking: &[Asking<'_>],
-        states: &[f32],
+        (states, source): (&B::Buffer, &'static str),
         counts: &[usize],
     ) -> Result<(Vec<Vec<Candidate>>, B::Buffer), ModelError> {
         let backend = &*self.backend;
-        let mut batch = Batch::new();
-        for (slot, one) in asking.iter().enumerate() {
-            batch.push(slot, one.position, &[one.token], one.tables, Wanted::All);
-        }
+        let batch = Self::batch(asking);
         let mut run = |tap: &mut Option<&mut dyn Tap>| {
-            let y = self.network.step(backend, &self.target, &mut memory.kv, &batch, states, tap);
+            let embedding = self.target.embed(backend, batch.tokens());
+            let y = self.network.step(backend, &mut memory.kv, &batch, (&embedding, states, source), tap);
             (self.network.head().candidates(backend, &y, counts, tap), y)
         };
         let (candidates, y) = run(&mut None);
@@ -163,19 +231,29 @@ impl<B: Backend> Gemma4Assistant<B> {
         let memory = guard.as_mut().ok_or(ModelError::NoPages)?;
         let mut out: Vec<Vec<u32>> = vec![Vec::new(); asks.len()];
         let mut asking = Vec::with_capacity(asks.len());
-        let mut states = Vec::new(); // [asking, backbone]
         for (i, ask) in asks.iter().enumerate().filter(|(_, ask)| ask.count > 0) {
             if let (Some(last), Some(token)) = (self.state(ask), ask.tokens.last()) {
                 asking.push(Asking { ask: i, token: *token, position: last.position, tables: &ask.tables });
-                states.extend_from_slice(&last.hidden);
             }
         }
-        for depth in 0.. {
-            if asking.is_empty() {
-                break;
+        if asking.is_empty() {
+            return Ok(out);
+        }
+        let mut states = self.first_states(asks, &asking);
+        let wants: Vec<(usize, usize)> = asking.iter().map(|one| (one.ask, asks[one.ask].count)).collect();
+        let one_each = asking.iter().all(|one| asks[one.ask].candidates == 1);
+        if one_each && choose.takes_the_first() && self.network.head().scores_all() {
+            let depths = wants.iter().map(|(_, count)| *count).max().unwrap_or(0);
+            // What is not finite is looked for step by step.
+            if let Some(found) = self.in_one_go(memory, &asking, states, depths)? {
+                offer(&found, &wants, choose, &mut out);
+                return Ok(out);
             }
+            states = self.first_states(asks, &asking);
+        }
+        for depth in 0.. {
             let counts: Vec<usize> = asking.iter().map(|one| asks[one.ask].candidates).collect();
-            let (candidates, y) = self.step(memory, &asking, &states, &counts)?;
+            let (candidates, y) = self.step(memory, &asking, (&states, SOURCES[depth.min(1)]), &counts)?;
             let (mut going, mut rows) = (Vec::new(), Vec::new()); // who goes on, and its row of y
             for (row, (mut one, candidates)) in asking.into_iter().zip(&candidates).enumerate() {
                 let Some(token) = choose.choose(one.ask, depth, candidates) else { continue };
@@ -190,12 +268,9 @@ impl<B: Backend> Gemma4Assistant<B> {
             if asking.is_empty() {
                 break;
             }
-            states = self.network.states(&self.backend, &y, &rows);
-            intact(&*self.backend)?;
-            let width = states.len() / asking.len();
-            if let Some(bad) = states.iter().position(|s| !s.is_finite()) {
-                return Err(self.non_finite(asking[bad / width].position, "post_projection".into()));
-            }
+            let mut own = self.backend.buffer(rows.len(), self.backend.shape(&y).1);
+            self.backend.gather(&y, &rows, &mut own);
+            states = self.network.states(&self.backend, &own);
         }
         Ok(out)
     }
@@ -211,7 +286,8 @@ impl<B: Backend> Drafter for Gemma4Assistant<B> {
     }
 
     fn reserve(&mut self, slots: usize, _: usize) -> Result<(), ModelError> {
-        self.slots = vec![None; slots];
+        self.slots = (0..slots).map(|_| None).collect();
+        self.rows = None;
         Ok(())
     }
 
@@ -230,12 +306,21 @@ impl<B: Backend> Drafter for Gemma4Assistant<B> {
         let last: Vec<u32> = kept.iter().map(|k| k.rows.end as u32 - 1).collect();
         let mut own = self.backend.buffer(last.len(), width);
         self.backend.gather(rows, &last, &mut own);
-        let values = self.backend.read(&own);
-        intact(&*self.backend)?;
-        for (k, hidden) in kept.iter().zip(values.chunks_exact(width)) {
-            self.slots[k.slot] = Some(LastRow { position: k.start + k.rows.len() - 1, hidden: hidden.to_vec() });
+        for (row, k) in (0..).zip(&kept) {
+            self.slots[k.slot] = Some(LastRow { position: k.start + k.rows.len() - 1, hidden: Place::Row(row) });
         }
-        Ok(())
+        let observed = self.rows.replace(own);
+        // Those who were not among them this time take theirs along.
+        for (slot, last) in self.slots.iter_mut().enumerate() {
+            let new = kept.iter().any(|k| k.slot == slot);
+            if let (Some(LastRow { hidden, .. }), Some(observed), false) = (last, &observed, new)
+                && let Place::Row(row) = hidden
+            {
+                let row = *row as usize;
+                *hidden = Place::Values(self.backend.read_rows(observed, row..row + 1));
+            }
+        }
+        intact(&*self.backend)
     }
 
     fn take_back(&mut self, slot: usize, len: usize) {

@@ -108,6 +108,29 @@ pub trait Choose {
     /// Draft `depth` (from 0) of ask number `ask`, out of at least one candidate, best first, lower ids before higher ones among
     /// equals. `None` ends that ask's proposal.
     fn choose(&mut self, ask: usize, depth: usize, candidates: &[Candidate]) -> Option<u32>;
+
+    /// Whether the first candidate is taken wherever one is: a drafter may then go on with it before it was chosen. Where another one is
+    /// taken all the same, what was drafted behind it is worse, never wrong.
+    fn takes_the_first(&self) -> bool {
+        false
+    }
+}
+
+/// Offers what was drafted in one go, `found[depth][row]`, to those who asked for it: `asks[row]` is an ask's number and how many tokens it
+/// may have. Tokens behind one that was refused are dropped.
+fn offer(found: &[Vec<u32>], asks: &[(usize, usize)], choose: &mut dyn Choose, out: &mut [Vec<u32>]) {
+    let mut going = vec![true; asks.len()];
+    for (depth, tokens) in found.iter().enumerate() {
+        for (row, (ask, count)) in asks.iter().enumerate() {
+            if !going[row] || depth >= *count {
+                continue;
+            }
+            match choose.choose(*ask, depth, &[Candidate { token: tokens[row], logit: 0.0 }]) {
+                Some(token) => out[*ask].push(token),
+                None => going[row] = false,
+            }
+        }
+    }
 }
 
 /// Proposes tokens. Its cache, if it has one, is kept by the target's slots.

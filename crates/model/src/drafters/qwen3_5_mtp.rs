@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use mlxcel_checkpoint::Checkpoint;
 use mlxcel_checkpoint::qwen3_5::{Qwen3_5Config, Qwen3_5MtpConfig};
-use mlxcel_compute::{Backend, Batch, Wanted};
+use mlxcel_compute::{Backend, Batch, Wanted, order};
 
 use self::head::{Cache, Head};
 use self::layout::Layout;
 use self::slot::{Repair, Slot};
-use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept, best};
+use super::{Ask, Candidate, Choose, DraftKind, Drafter, DrafterInfo, HiddenRows, Kept, best, offer};
 use crate::error::intact;
 use crate::loaded::lock;
 use crate::qwen3_5::Qwen3_5;
@@ -114,18 +114,62 @@ impl<B: Backend> Mtp<B> {
         rows.batch.push(number, place, tokens, &[&table], wanted);
     }
 
-    /// Runs pairs; the logits of the wanted rows, whose own hidden states stay in the cache.
-    fn run(&mut self, batch: &Batch, hidden: &B::Buffer, step: usize) -> Result<Logits, ModelError> {
+    /// Runs pairs, of the batch's tokens or of those in rows `at..` of `ids`; the logits of the wanted rows, whose own hidden states stay in
+    /// the cache.
+    fn run(
+        &mut self,
+        batch: &Batch,
+        ids: Option<(&B::Buffer, usize)>,
+        hidden: &B::Buffer,
+        step: usize,
+    ) -> Result<B::Buffer, ModelError> {
         let cache = self.cache.as_mut().ok_or(ModelError::NoPages)?;
-        let logits = self.head.forward(&self.backend, &self.network, cache, batch, hidden, step);
-        Logits::new(&self.backend, logits)
+        Ok(self.head.forward(&self.backend, &self.network, cache, batch, (ids, hidden), step))
     }
 
     /// [`Mtp::run`] on hidden states that came from the target.
-    fn run_rows(&mut self, rows: &Rows) -> Result<Logits, ModelError> {
+    fn run_rows(&mut self, rows: &Rows) -> Result<B::Buffer, ModelError> {
         let mut hidden = self.backend.buffer(rows.batch.rows(), self.head.hidden());
         self.backend.write(&mut hidden, &rows.hidden);
-        self.run(&rows.batch, &hidden, 0)
+        self.run(&rows.batch, None, &hidden, 0)
+    }
+
+    /// The hidden states of some rows of the last pass.
+    fn own_states(&self, rows: &[u32]) -> Result<B::Buffer, ModelError> {
+        let mut hidden = self.backend.buffer(rows.len(), self.head.hidden());
+        let last = self.cache.as_ref().and_then(|cache| cache.hidden.rows.as_ref()).ok_or(ModelError::NoPages)?;
+        self.backend.gather(last, rows, &mut hidden);
+        Ok(hidden)
+    }
+
+    /// All drafts of a round, `[depth][active]`, each step going on with the best token of the one before without a word from here. `None`
+    /// when a score was not finite.
+    fn in_one_go(
+        &mut self,
+        asks: &[Ask<'_>],
+        active: &[usize],
+        mut logits: B::Buffer,
+        depths: usize,
+    ) -> Result<Option<Vec<Vec<u32>>>, ModelError> {
+        let n = active.len();
+        let all: Vec<u32> = (0..n as u32).collect();
+        let mut ids = self.backend.buffer(depths * n, 1);
+        for depth in 0..depths {
+            self.backend.argmax_into(&logits, &mut ids, depth * n);
+            if depth + 1 < depths {
+                let mut rows = Rows::default();
+                for ask in active.iter().map(|i| &asks[*i]) {
+                    // The token is the one that was just found.
+                    let place = self.slots[ask.slot].len() + depth;
+                    self.push(&mut rows, (ask.slot, ask.slot), place, &[0], Wanted::Last);
+                }
+                let hidden = self.own_states(&all)?;
+                logits = self.run(&rows.batch, Some((&ids, depth * n)), &hidden, depth + 1)?;
+            }
+        }
+        let found: Option<Vec<u32>> = self.backend.read(&ids).into_iter().map(order::token).collect();
+        intact(&*self.backend)?;
+        Ok(found.map(|tokens| tokens.chunks_exact(n).map(<[u32]>::to_vec).collect()))
     }
 
     /// Runs what waits in a slot beyond what a proposal may bring along.
@@ -135,7 +179,8 @@ impl<B: Backend> Mtp<B> {
             let (place, tokens, hidden) = self.slots[slot].waiting(CHUNK, self.head.hidden());
             self.push(&mut rows, (slot, slot), place, tokens, Wanted::None);
             rows.hidden.extend_from_slice(hidden);
-            self.run_rows(&rows)?;
+            let logits = self.run_rows(&rows)?;
+            Logits::new(&self.backend, logits)?; // waits for it
             self.slots[slot].ran(CHUNK, self.head.hidden());
         }
         Ok(())
@@ -180,11 +225,22 @@ impl<B: Backend> Mtp<B> {
         if rows.batch.is_empty() {
             return Ok(out);
         }
-        let mut logits = self.run_rows(&rows)?;
+        let first = self.run_rows(&rows)?;
         for i in &active {
             let slot = &mut self.slots[asks[*i].slot];
             slot.ran(slot.waits(), width);
         }
+        let depths = active.first().map_or(0, |i| room[*i]);
+        let alike = active.iter().all(|i| room[*i] == depths && asks[*i].candidates == 1);
+        if alike && depths > 1 && choose.takes_the_first() {
+            let Some(found) = self.in_one_go(asks, &active, first, depths)? else {
+                return Err(self.non_finite(&asks[active[0]]));
+            };
+            let wants: Vec<(usize, usize)> = active.iter().map(|i| (*i, depths)).collect();
+            offer(&found, &wants, choose, &mut out);
+            return Ok(out);
+        }
+        let mut logits = Logits::new(&self.backend, first)?;
         for depth in 0.. {
             let mut going: Vec<(usize, u32)> = Vec::new(); // among the active, which, and its draft
             for (row, i) in active.iter().enumerate() {
@@ -204,21 +260,24 @@ impl<B: Backend> Mtp<B> {
                 self.push(&mut rows, (slot, slot), self.slots[slot].len() + depth, &[*token], Wanted::Last);
             }
             let chosen: Vec<u32> = going.iter().map(|(row, _)| *row as u32).collect();
-            let mut hidden = self.backend.buffer(going.len(), width);
-            let last = self.cache.as_ref().and_then(|cache| cache.hidden.rows.as_ref()).ok_or(ModelError::NoPages)?;
-            self.backend.gather(last, &chosen, &mut hidden);
-            logits = self.run(&rows.batch, &hidden, depth + 1)?;
+            let hidden = self.own_states(&chosen)?;
+            let next = self.run(&rows.batch, None, &hidden, depth + 1)?;
+            logits = Logits::new(&self.backend, next)?;
             active = going.iter().map(|(row, _)| active[*row]).collect();
         }
         unreachable!("a proposal ends at its count")
     }
 
     fn candidates(&self, logits: &Logits, row: usize, ask: &Ask<'_>) -> Result<Vec<Candidate>, ModelError> {
-        best(logits, row, ask.candidates)?.ok_or_else(|| ModelError::NonFinite {
+        best(logits, row, ask.candidates)?.ok_or_else(|| self.non_finite(ask))
+    }
+
+    fn non_finite(&self, ask: &Ask<'_>) -> ModelError {
+        ModelError::NonFinite {
             model: self.info.path.as_ref().map_or_else(|| self.info.name.clone(), |path| path.display().to_string()),
             position: ask.tokens.len() as u32,
             site: "the drafting head".into(),
-        })
+        }
     }
 }
 

@@ -48,6 +48,8 @@ pub struct Greedy {
     pub rank: usize,
     /// Ask and depth at which to end.
     pub end: Option<(usize, usize)>,
+    /// Whether the drafter is told that its first candidates are taken.
+    pub ahead: bool,
     /// Candidates by ask and depth.
     pub seen: Vec<Vec<Vec<Candidate>>>,
 }
@@ -58,6 +60,10 @@ impl Choose for Greedy {
         assert_eq!(self.seen[ask].len(), depth, "ask {ask}: depths in order");
         self.seen[ask].push(candidates.to_vec());
         if self.end == Some((ask, depth)) { None } else { Some(candidates[self.rank].token) }
+    }
+
+    fn takes_the_first(&self) -> bool {
+        self.ahead
     }
 }
 

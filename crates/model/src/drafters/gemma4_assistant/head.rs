@@ -45,6 +45,22 @@ impl<B: Backend> Head<B> {
         Ok(Head { embed_tokens, clusters: clusters.transpose()?, vocab, hidden })
     }
 
+    /// Scores of all tokens for each row of `y` `[rows, hidden]`; `None` where only those of the best clusters are scored.
+    pub fn logits(&self, backend: &B, y: &B::Buffer, tap: &mut Option<&mut dyn Tap>) -> Option<B::Buffer> {
+        if self.clusters.is_some() {
+            return None;
+        }
+        let mut logits = backend.buffer(backend.shape(y).0, self.vocab);
+        backend.linear(y, &[&self.embed_tokens], &mut [&mut logits]);
+        show(tap, backend, None, "logits", &logits);
+        Some(logits)
+    }
+
+    /// Whether [`Head::logits`] gives any.
+    pub fn scores_all(&self) -> bool {
+        self.clusters.is_none()
+    }
+
     /// The best candidates of each row of `y` `[rows, hidden]`, as many as `counts` says or as there are; `None` for a row with a
     /// score that is not finite.
     pub fn candidates(
@@ -54,10 +70,7 @@ impl<B: Backend> Head<B> {
         counts: &[usize],
         tap: &mut Option<&mut dyn Tap>,
     ) -> Vec<Option<Vec<Candidate>>> {
-        let Some(clusters) = &self.clusters else {
-            let mut logits = backend.buffer(counts.len(), self.vocab);
-            backend.linear(y, &[&self.embed_tokens], &mut [&mut logits]);
-            show(tap, backend, None, "logits", &logits);
+        if let Some(logits) = self.logits(backend, y, tap) {
             // One candidate alone is known without the row's values.
             let largest = if counts.contains(&1) { backend.argmax(&logits) } else { Vec::new() };
             let of_row = |(row, count): (usize, &usize)| match count {
@@ -65,7 +78,8 @@ impl<B: Backend> Head<B> {
                 _ => top_candidates(&backend.read_rows(&logits, row..row + 1), *count),
             };
             return counts.iter().enumerate().map(of_row).collect();
-        };
+        }
+        let Some(clusters) = &self.clusters else { return vec![None; counts.len()] };
         let sizes = clusters.sizes;
         let mut scores = backend.buffer(counts.len(), sizes.num_centroids);
         backend.linear(y, &[&clusters.centroids], &mut [&mut scores]);

@@ -63,25 +63,21 @@ impl<B: Backend> Assistant<B> {
         Ok((assistant, ledger.modules().iter().map(|m| m.bytes).sum()))
     }
 
-    /// The stack's output `[rows, hidden]`, after its norm, for the batch's tokens and the hidden states `[rows, backbone]` that come
-    /// with them. Nothing is written to `kv`: it is the target's.
+    /// The stack's output `[rows, hidden]`, after its norm, for the target's embeddings of the batch's tokens and the hidden states that
+    /// come with them, `[rows, backbone]` each, the latter from what `source` names. Nothing is written to `kv`: it is the target's.
     pub fn step(
         &self,
         backend: &B,
-        target: &Gemma4<B>,
         kv: &mut B::Kv,
         batch: &Batch,
-        states: &[f32],
+        (embedding, states, source): (&B::Buffer, &B::Buffer, &'static str),
         tap: &mut Option<&mut dyn Tap>,
     ) -> B::Buffer {
-        let (rows, width) = (batch.rows(), self.backbone);
-        let embedding = target.embed(backend, batch.tokens());
-        show(tap, backend, None, "the target's embed_tokens", &embedding);
-        let embedding = backend.read(&embedding);
-        let pairs = embedding.chunks_exact(width).zip(states.chunks_exact(width));
-        let inputs: Vec<f32> = pairs.flat_map(|(e, s)| e.iter().chain(s)).copied().collect();
-        let mut joined = backend.buffer(rows, 2 * width);
-        backend.write(&mut joined, &inputs);
+        let rows = batch.rows();
+        show(tap, backend, None, "the target's embed_tokens", embedding);
+        show(tap, backend, None, source, states);
+        let mut joined = backend.buffer(rows, 2 * self.backbone);
+        backend.join(embedding, states, &mut joined);
         show(tap, backend, None, "inputs", &joined);
         let mut x = backend.buffer(rows, self.hidden);
         backend.linear(&joined, &[&self.pre_projection], &mut [&mut x]);
@@ -102,12 +98,10 @@ impl<B: Backend> Assistant<B> {
         &self.head
     }
 
-    /// What the next step is fed, `[chosen, backbone]`, of the chosen rows of [`Assistant::step`]'s output.
-    pub fn states(&self, backend: &B, y: &B::Buffer, chosen: &[u32]) -> Vec<f32> {
-        let mut own = backend.buffer(chosen.len(), self.hidden);
-        backend.gather(y, chosen, &mut own);
-        let mut states = backend.buffer(chosen.len(), self.backbone);
-        backend.linear(&own, &[&self.post_projection], &mut [&mut states]);
-        backend.read(&states)
+    /// What the next step is fed, `[rows, backbone]`, of [`Assistant::step`]'s output.
+    pub fn states(&self, backend: &B, y: &B::Buffer) -> B::Buffer {
+        let mut states = backend.buffer(backend.shape(y).0, self.backbone);
+        backend.linear(y, &[&self.post_projection], &mut [&mut states]);
+        states
     }
 }

@@ -111,8 +111,8 @@ impl<B: Backend> Head<B> {
         self.bytes
     }
 
-    /// Logits `[wanted rows, vocab]` of pairs: the batch's tokens with `hidden` `[rows, hidden]`, the target's states at the
-    /// positions before them or the head's own. `step` counts a round's passes: each has its layer, in turn. K and V of every pair
+    /// Logits `[wanted rows, vocab]` of pairs: the batch's tokens, or those in rows `at..` of `ids` ([`Backend::embed_at`]), with `hidden`
+    /// `[rows, hidden]`, the target's states at the positions before them or the head's own. `step` counts a round's passes: each has its layer, in turn. K and V of every pair
     /// are stored in every layer; the rest is computed for the wanted rows only.
     pub fn forward(
         &self,
@@ -120,11 +120,11 @@ impl<B: Backend> Head<B> {
         target: &Qwen3_5<B>,
         cache: &mut Cache<B>,
         batch: &Batch,
-        hidden: &B::Buffer,
+        (ids, hidden): (Option<(&B::Buffer, usize)>, &B::Buffer),
         step: usize,
     ) -> B::Buffer {
         let (rows, wanted) = (batch.rows(), batch.wanted());
-        let x = self.combine(backend, target, batch, hidden);
+        let x = self.combine(backend, target, (batch, ids), hidden);
         let angles = backend.rope_angles(batch.positions(), 1, &[], &self.frequencies);
         let mut normed = backend.buffer(rows, self.hidden);
         let mut out = backend.buffer(wanted.len(), self.hidden);
@@ -147,20 +147,25 @@ impl<B: Backend> Head<B> {
     }
 
     /// `fc([norm(embedding) | norm(hidden)])`, `[rows, hidden]`.
-    fn combine(&self, backend: &B, target: &Qwen3_5<B>, batch: &Batch, hidden: &B::Buffer) -> B::Buffer {
+    fn combine(
+        &self,
+        backend: &B,
+        target: &Qwen3_5<B>,
+        (batch, ids): (&Batch, Option<(&B::Buffer, usize)>),
+        hidden: &B::Buffer,
+    ) -> B::Buffer {
         let rows = batch.rows();
         let mut x = backend.buffer(rows, self.hidden);
-        backend.embed(target.embedding(), batch.tokens(), 1.0, &mut x);
+        match ids {
+            None => backend.embed(target.embedding(), batch.tokens(), 1.0, &mut x),
+            Some((ids, at)) => backend.embed_at(target.embedding(), ids, at, 1.0, &mut x),
+        }
         let mut e = backend.buffer(rows, self.hidden);
         backend.rms_norm(&x, self.hidden, Some(&self.pre_fc_norm_embedding), self.eps, &mut e);
         let mut c = backend.buffer(rows, self.hidden);
         backend.rms_norm(hidden, self.hidden, Some(&self.pre_fc_norm_hidden), self.eps, &mut c);
-        // No verb puts rows side by side; these are few.
-        let (e, c) = (backend.read(&e), backend.read(&c));
-        let pairs = e.chunks_exact(self.hidden).zip(c.chunks_exact(self.hidden));
-        let joined: Vec<f32> = pairs.flat_map(|(e, c)| e.iter().chain(c)).copied().collect();
         let mut both = backend.buffer(rows, 2 * self.hidden);
-        backend.write(&mut both, &joined);
+        backend.join(&e, &c, &mut both);
         backend.linear(&both, &[&self.fc], &mut [&mut x]);
         x
     }
