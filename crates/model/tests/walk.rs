@@ -2,10 +2,10 @@
 //!
 //! On the demo checkpoint (window 256) one reference walk a precision feeds 600 positions one at a time on one thread.
 //! Against it stand, in both precisions and on one thread and two: every width 2..=16 (width 1 again on two threads),
-//! random widths, the whole sequence as one prefill chunk, 1, 2, 4 and 8 sequences of mixed lengths in shared batches, and
-//! speculation that takes wrong blocks back. The tiny checkpoints (window 8, shared K/V, per-layer embeddings, experts,
-//! every quantisation they come in) are walked likewise over 200 positions, in f32 precision on one thread and in int8 on
-//! two. Twins of the walks on a backend with a fault must fail.
+//! random widths, the whole sequence as one prefill chunk, 1, 2, 4 and 8 sequences of mixed lengths in shared batches,
+//! speculation that takes wrong blocks back, and prefixes taken over from a warm cache. The tiny checkpoints (window 8,
+//! shared K/V, per-layer embeddings, experts, every quantisation they come in) are walked likewise over 200 positions, in
+//! f32 precision on one thread and in int8 on two. Twins of the walks on a backend with a fault must fail.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::{OnceLock, RwLock};
 use std::time::Instant;
 
-use common::walk::{Tape, mixed, spans, taking_back, together, width};
+use common::walk::{Tape, mixed, resumed, spans, taking_back, together, width};
 use common::{Golden, Rng, Walker, demo, goldens, load, load_on};
 use mlxcel_compute::fault::{Fault, Faulty};
 use mlxcel_cpu::{CpuBackend, Precision};
@@ -110,6 +110,13 @@ fn wrong_blocks_taken_back_leave_no_trace() {
     });
 }
 
+#[test]
+fn a_warm_cache_gives_the_bytes_of_a_cold_one() {
+    everywhere("from a warm cache", 2, |walker, tapes, threads| {
+        resumed(walker, tapes[0], threads as u64).unwrap_or_else(|e| panic!("{}: {e}", walker.model.backend()));
+    });
+}
+
 /// All the walks of a tiny checkpoint.
 fn tiny(dir: &Path, precision: Precision, threads: usize) {
     const POSITIONS: usize = 200;
@@ -139,7 +146,10 @@ fn tiny(dir: &Path, precision: Precision, threads: usize) {
             together(walker, &tapes[..sequences], sequences as u64)?;
         }
         taking_back(walker, &tapes[..1], 5)?;
-        taking_back(walker, &tapes, 6)
+        taking_back(walker, &tapes, 6)?;
+        resumed(walker, tapes[0], 7)?;
+        // As models of long rows are compared.
+        width(walker, &tapes[0].hashed(), 4)
     };
     walks(&mut walker).unwrap_or_else(|e| panic!("{name}, {}: {e}", walker.model.backend()));
 }
@@ -177,6 +187,8 @@ fn faults_are_caught_at_every_width_where_they_act() {
             }
             spans(&mut walker, tape, "two chunks", || LENGTHS[0] / 2).expect_err("the fault must be seen");
             mixed(&mut walker, tape, 1).expect_err("the fault must be seen");
+            let caught = width(&mut walker, &tape.hashed(), 16).expect_err("the fault must be seen");
+            println!("{fault:?}: {caught}");
         }
     }
 }
@@ -192,6 +204,7 @@ fn faults_are_caught_in_batches_and_when_blocks_are_taken_back() {
                 together(&mut walker, &tapes[..sequences], 1).expect_err("the fault must be seen");
             }
             taking_back(&mut walker, &tapes[..2], 1).expect_err("the fault must be seen");
+            resumed(&mut walker, tapes[0], 1).expect_err("the fault must be seen");
         }
         // Traces of former rows show only where positions are written twice.
         let mut walker = faulty(Fault::Residue, precision, 1);

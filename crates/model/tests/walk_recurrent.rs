@@ -1,16 +1,16 @@
 //! Whole-model walks of the recurrent family: the row law and the state law in the logit bytes of complete networks.
 //!
 //! The trained demo over 600 positions, in both precisions, on one thread and two: every width 1..=16, random widths, one
-//! prefill chunk, 1, 2, 4 and 8 sequences of mixed lengths in shared batches, and speculation that takes wrong blocks back. The
-//! tiny checkpoints (dense, tied, experts; both layouts, plain and 4 bits) likewise over 200. Twins on a backend with a fault
-//! must fail.
+//! prefill chunk, 1, 2, 4 and 8 sequences of mixed lengths in shared batches, speculation that takes wrong blocks back, and
+//! prefixes taken over from a warm cache. The tiny checkpoints (dense, tied, experts; both layouts, plain and 4 bits) likewise
+//! over 200. Twins on a backend with a fault must fail.
 
 mod common;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use common::walk::{Tape, mixed, spans, taking_back, together, width};
+use common::walk::{Tape, mixed, resumed, spans, taking_back, together, width};
 use common::{Golden, Rng, Walker, load, load_on, recurrent_demo, root};
 use mlxcel_compute::fault::{Fault, Faulty};
 use mlxcel_cpu::{CpuBackend, Precision};
@@ -47,7 +47,8 @@ fn walks(walker: &mut Walker, tapes: &[Tape], widths: impl Iterator<Item = usize
         together(walker, &tapes[..sequences], seed + sequences as u64)?;
     }
     taking_back(walker, &tapes[..1], seed)?;
-    taking_back(walker, &tapes, seed + 1)
+    taking_back(walker, &tapes, seed + 1)?;
+    resumed(walker, tapes[0], seed)
 }
 
 /// Golden prompts with their answers.
@@ -105,7 +106,7 @@ fn faults_are_caught() {
     let tapes = tapes(&dir, Precision::F32, &[150, 90], &[]);
     let walker = |fault| {
         let backend = Faulty::new(CpuBackend::new(Precision::F32, 1), fault);
-        Walker::new(load_on(&dir, backend), 1, 150 + SLACK)
+        Walker::new(load_on(&dir, backend), 2, 150 + SLACK)
     };
     let seen = |fault, walk: &dyn Fn(&mut Walker) -> Result<(), String>| {
         let caught = walk(&mut walker(fault)).expect_err(&format!("{fault:?} must be seen"));
@@ -121,6 +122,7 @@ fn faults_are_caught() {
     for fault in [Fault::TakeBackShort, Fault::TakeBackWindow] {
         seen(fault, &|walker| taking_back(walker, &[&tapes[0]], 1));
     }
+    seen(Fault::RestoreWindow, &|walker| resumed(walker, &tapes[0], 1));
     // What the sequence before left in the slot.
     for fault in [Fault::WindowResidue, Fault::MatrixResidue] {
         seen(fault, &|walker| {

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod damage;
+pub mod tape;
 pub mod walk;
 
 use std::path::{Path, PathBuf};
@@ -12,9 +13,10 @@ use mlxcel_compute::{Backend, Batch, Wanted};
 use mlxcel_cpu::{CpuBackend, Precision};
 use mlxcel_model::{Logits, Model, registry};
 
-/// The project's root.
+/// The project's root: where this was built, or where it runs when it was brought to another machine.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("project root")
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize();
+    built.or_else(|_| std::env::current_dir()).expect("project root")
 }
 
 /// The trained demo checkpoint.
@@ -45,8 +47,13 @@ pub fn load(dir: &Path, precision: Precision, threads: usize) -> Box<dyn Model> 
 
 /// Loads a checkpoint on any backend.
 pub fn load_on<B: Backend>(dir: &Path, backend: B) -> Box<dyn Model> {
+    load_shared(dir, Arc::new(backend))
+}
+
+/// Loads a checkpoint on a backend that others use as well.
+pub fn load_shared<B: Backend>(dir: &Path, backend: Arc<B>) -> Box<dyn Model> {
     let checkpoint = Checkpoint::open(dir).unwrap_or_else(|e| panic!("{e}"));
-    registry::load(&checkpoint, Arc::new(backend)).unwrap_or_else(|e| panic!("{e}"))
+    registry::load(&checkpoint, backend).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Sequences over a model's pages; page tables are dealt out in a scrambled order.
@@ -95,6 +102,29 @@ impl Walker {
                 own.to_vec()
             })
             .collect()
+    }
+
+    /// Lets sequence `to` begin with what `from` has computed, as a prefix cache does: the pages of its first `positions`, which
+    /// must fill them, and a copy of its recurrent state. Gives the pages that it had.
+    pub fn lend(&mut self, from: usize, to: usize, positions: usize) -> Vec<Vec<u32>> {
+        let pages = positions / self.model.page_len();
+        assert_eq!(pages * self.model.page_len(), positions, "only full pages are shared");
+        let own = self.tables[to].clone();
+        for group in 0..own.len() {
+            let shared = self.tables[from][group][..pages].to_vec();
+            self.tables[to][group][..pages].copy_from_slice(&shared);
+        }
+        if self.model.is_recurrent() {
+            let snapshot = self.model.save_state(from).expect("a recurrent state");
+            assert_eq!(snapshot.position(), positions);
+            self.model.restore_state(to, &snapshot);
+        }
+        own
+    }
+
+    /// Ends what [`Walker::lend`] began.
+    pub fn give_back(&mut self, sequence: usize, own: Vec<Vec<u32>>) {
+        self.tables[sequence] = own;
     }
 
     /// A sequence's recurrent state in numbers.

@@ -2,50 +2,7 @@
 
 use super::{Rng, Walker};
 
-/// What a walk ends with: the first difference, in words, if there is one.
-pub type Outcome = Result<(), String>;
-
-/// Tokens of a sequence and the logits of each position, fed one at a time: what every other walk must reproduce.
-pub struct Tape {
-    pub tokens: Vec<u32>,
-    logits: Vec<f32>, // [positions, vocab]
-    vocab: usize,
-}
-
-impl Tape {
-    /// Feeds `tokens` one by one to a fresh sequence.
-    pub fn record(walker: &mut Walker, sequence: usize, tokens: Vec<u32>) -> Self {
-        let vocab = walker.model.info().vocab_size;
-        let mut logits = Vec::with_capacity(tokens.len() * vocab);
-        for (at, token) in tokens.iter().enumerate() {
-            logits.extend(walker.step(&[(sequence, at, &[*token])]).remove(0));
-        }
-        Tape { tokens, logits, vocab }
-    }
-
-    /// Number of positions.
-    pub fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Compares rows of positions `start..` in bytes.
-    pub fn same(&self, start: usize, rows: &[f32], how: impl Fn() -> String) -> Outcome {
-        let want = &self.logits[start * self.vocab..][..rows.len()];
-        let different = rows.iter().zip(want).position(|(a, b)| a.to_bits() != b.to_bits());
-        different.map_or(Ok(()), |i| {
-            Err(format!(
-                "{}: logit {} of position {} is {:e} ({:08x}), fed token by token it is {:e} ({:08x})",
-                how(),
-                i % self.vocab,
-                start + i / self.vocab,
-                rows[i],
-                rows[i].to_bits(),
-                want[i],
-                want[i].to_bits()
-            ))
-        })
-    }
-}
+pub use super::tape::{Outcome, Tape};
 
 /// The whole tape as sequence 0, in spans of the lengths that `next` gives.
 pub fn spans(walker: &mut Walker, tape: &Tape, how: &str, mut next: impl FnMut() -> usize) -> Outcome {
@@ -136,6 +93,51 @@ pub fn taking_back(walker: &mut Walker, tapes: &[&Tape], seed: u64) -> Outcome {
                 floor[*s] = *start;
             }
         }
+    }
+    Ok(())
+}
+
+/// The tape from a warm cache: sequence 0 follows it to the end of a page, sequence 1 goes on from its pages and from a copy of its
+/// recurrent state, and so does sequence 0, both in the same batches in spans of their own. At the first page, the last, and one
+/// between.
+pub fn resumed(walker: &mut Walker, tape: &Tape, seed: u64) -> Outcome {
+    let mut rng = Rng(seed);
+    let (page, last) = (walker.model.page_len(), (tape.len() - 1) / walker.model.page_len());
+    assert!(last > 0, "a tape of more than a page");
+    let mut borders = vec![1, 1 + rng.below(last), last];
+    borders.dedup();
+    for border in borders.into_iter().map(|pages| pages * page) {
+        let mut at = [0, border];
+        while at[0] < border {
+            side_by_side(walker, tape, &mut at, &[0], border, &mut rng)?;
+        }
+        let own = walker.lend(0, 1, border);
+        let mut outcome = Ok(());
+        while outcome.is_ok() && at.iter().any(|at| *at < tape.len()) {
+            let who: Vec<usize> = [1, 0].into_iter().filter(|s| at[*s] < tape.len()).collect();
+            outcome = side_by_side(walker, tape, &mut at, &who, tape.len(), &mut rng);
+        }
+        walker.give_back(1, own);
+        outcome.map_err(|e| format!("{border} positions from a warm cache, {e}"))?;
+    }
+    Ok(())
+}
+
+/// One step of sequences that follow the same tape, each with a span of up to 16 from where it is.
+fn side_by_side(
+    walker: &mut Walker,
+    tape: &Tape,
+    at: &mut [usize],
+    who: &[usize],
+    end: usize,
+    rng: &mut Rng,
+) -> Outcome {
+    let lens: Vec<usize> = who.iter().map(|s| (1 + rng.below(16)).min(end - at[*s])).collect();
+    let parts: Vec<(usize, usize, &[u32])> =
+        who.iter().zip(&lens).map(|(s, len)| (*s, at[*s], &tape.tokens[at[*s]..at[*s] + len])).collect();
+    for ((s, len), rows) in who.iter().zip(lens).zip(walker.step(&parts)) {
+        tape.same(at[*s], &rows, || format!("sequence {s}, span of {len}"))?;
+        at[*s] += len;
     }
     Ok(())
 }
