@@ -5,6 +5,7 @@
 pub mod drafts;
 pub mod grammars;
 pub mod json;
+pub mod pairs;
 pub mod prompts;
 pub mod scripted;
 
@@ -22,7 +23,7 @@ use mlxcel_text::Tokenizer;
 
 /// The trained demo checkpoint.
 pub fn demo_dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/gemma-4-tiny-it-4bit")
+    pairs::models().join("gemma-4-tiny-it-4bit")
 }
 
 /// Its tokenizer.
