@@ -43,16 +43,10 @@ fn size() -> Size {
             let (every, parts) = if is_full() { (1, 1) } else { (2, 4) };
             Size { widths, batches, every, parts, tokens: [24, 40, 420], conversations: 8, long: 4 }
         }
-        // Every 29th of 252 meets each kind of sampling.
-        true => Size {
-            widths: &[4, 16],
-            batches: &[1, 4],
-            every: 29,
-            parts: 2,
-            tokens: [8, 8, 24],
-            conversations: 1,
-            long: 1,
-        },
+        // Four requests: greedy, sampled, sampled, biased.
+        true => {
+            Size { widths: &[8], batches: &[1, 4], every: 59, parts: 1, tokens: [6, 5, 12], conversations: 1, long: 1 }
+        }
     }
 }
 
@@ -69,7 +63,7 @@ fn requests(case: &Case) -> Vec<Request> {
     let cut = |(i, mut request): (usize, Request)| {
         request.max_tokens = request.max_tokens.map(|n| n.min(size.tokens[0]));
         // Greedy and without log-probabilities, nothing but indices is brought from the device.
-        if i % 12 == 0 {
+        if i.is_multiple_of(12) {
             request.sampling.logprobs = None;
         }
         request
@@ -101,7 +95,7 @@ fn cold(place: &Place, case: &Case) {
         timed(&format!("drafts, B={b}"), || {
             let mut driver = case.engine(place.load(case), *b, false);
             for (row, k) in widths.iter().enumerate() {
-                let meets = |i: usize| is_full() || (i + row + column) % size.parts == 0;
+                let meets = |i: usize| is_full() || (i + row + column).is_multiple_of(size.parts);
                 let asked: Vec<_> = (0..requests.len())
                     .filter(|i| meets(*i))
                     .map(|i| (Request { block_size: *k, ..requests[i].clone() }, &want[i]))
