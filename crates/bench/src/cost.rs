@@ -1,7 +1,11 @@
-//! What forward passes cost: a prompt, single steps behind a context, and blocks that are verified whole.
+//! What forward passes cost: a prompt, single steps behind a context (of one sequence, or of several at once), and blocks that are
+//! verified whole.
 //!
-//! The passes are those of the engine ([`Model::forward`] over a batch of one sequence), without its sampling, so that they can be
-//! put beside what other runtimes measure of theirs.
+//! The passes are those of the engine ([`Model::forward`]), without its sampling, so that they can be put beside what other runtimes
+//! measure of theirs. A pass gives the index of the largest logit of each row it is asked for, which is a greedy choice for every
+//! sequence of a batch; values stay where they are.
+
+use std::ops::Range;
 
 use mlxcel_compute::{Batch, Wanted};
 use mlxcel_model::{Model, ModelError, Snapshot, TAKE_BACK};
@@ -10,6 +14,9 @@ use thiserror::Error;
 
 /// Timed passes of a width in a row, after one that is not: other runtimes keep what a shape of batch needed for the next one.
 const IN_A_ROW: usize = 3;
+
+/// Most sequences of a step, as of a sweep.
+pub const MOST_SEQUENCES: usize = 256;
 
 /// Something that cannot be measured.
 #[derive(Debug, Error)]
@@ -36,7 +43,9 @@ pub struct Plan {
     pub prompt: usize,
     /// Positions before the single steps; none = no steps are measured.
     pub contexts: Vec<usize>,
-    /// Single steps of a run.
+    /// Sequences of the single steps, each with positions of its own before them.
+    pub batches: Vec<usize>,
+    /// Single steps of a run, of each sequence.
     pub tokens: usize,
     /// Rows of the blocks; none = no blocks are measured.
     pub widths: Vec<usize>,
@@ -53,7 +62,9 @@ pub struct Plan {
 pub struct Timed {
     /// Positions before the rows.
     pub context: usize,
-    /// Rows of a run: tokens of the prompt, single steps, rows of the block.
+    /// Sequences at once.
+    pub batch: usize,
+    /// Rows of a run: tokens of the prompt, single steps of all sequences, rows of the block.
     pub rows: usize,
     /// One a run.
     pub seconds: Vec<f64>,
@@ -79,7 +90,7 @@ impl Timed {
 pub struct Cost {
     /// The prompt, with the logits of its last row.
     pub prefill: Option<Timed>,
-    /// Single steps, by context.
+    /// Single steps, by context and then by batch.
     pub decode: Vec<Timed>,
     /// Blocks with the logits of every row, by width.
     pub verify: Vec<Timed>,
@@ -95,11 +106,28 @@ impl Plan {
         steps.chain(blocks).chain([self.prompt]).max().unwrap_or(0)
     }
 
+    /// Sequences that have memory.
+    fn sequences(&self) -> usize {
+        if self.contexts.is_empty() { 1 } else { self.batches.iter().copied().max().unwrap_or(1) }
+    }
+
+    /// The pages of each sequence. The first serves every measurement; the others hold single steps and what is before them.
+    fn tables(&self, page_len: usize) -> Vec<Vec<u32>> {
+        let first = self.positions().div_ceil(page_len) as u32;
+        let steps = self.contexts.iter().map(|context| context + self.tokens).max().unwrap_or(0);
+        let other = steps.div_ceil(page_len) as u32;
+        let others = (1..self.sequences() as u32).map(|s| first + (s - 1) * other..first + s * other);
+        std::iter::once(0..first).chain(others).map(Iterator::collect).collect()
+    }
+
     fn check(&self, limit: usize) -> Result<(), CostError> {
         let fault =
             |option, expected: &str, found| Err(CostError::Plan { option, expected: expected.to_string(), found });
         if let Some(width) = self.widths.iter().find(|width| !(1..=TAKE_BACK).contains(*width)) {
             return fault("--widths", &format!("1 to {TAKE_BACK} rows"), *width);
+        }
+        if let Some(batch) = self.batches.iter().find(|batch| !(1..=MOST_SEQUENCES).contains(*batch)) {
+            return fault("--batches", &format!("1 to {MOST_SEQUENCES} sequences"), *batch);
         }
         if self.repeat == 0 {
             return fault("--repeat", "1 run or more", 0);
@@ -125,21 +153,23 @@ impl Plan {
 /// A plan that the model's context does not hold, and whatever its forward pass refuses.
 pub fn measure(model: &mut dyn Model, plan: &Plan, clock: &mut dyn FnMut() -> f64) -> Result<Cost, CostError> {
     plan.check(model.info().context_length)?;
-    let pages = plan.positions().div_ceil(model.page_len());
+    let tables = plan.tables(model.page_len());
+    let pages = tables.iter().map(Vec::len).sum();
     let groups = model.kv_layout().len();
-    model.reserve(&vec![pages; groups], 1)?;
+    model.reserve(&vec![pages; groups], tables.len())?;
     let kv_bytes = (0..groups).map(|group| model.kv_page_bytes(group) * pages).sum();
-    let tokens = tokens(plan.positions(), model.info().vocab_size, &model.info().media_tokens);
-    let mut walk = Walk { model, table: (0..pages as u32).collect(), tokens, step_rows: plan.step_rows, clock };
+    // Each sequence has the tokens of the one before from the second on, so that no two are alike at a position.
+    let tokens = tokens(plan.positions() + tables.len() - 1, model.info().vocab_size, &model.info().media_tokens);
+    let mut walk = Walk { model, tables, tokens, step_rows: plan.step_rows, clock };
     let mut cost = Cost { kv_bytes, ..Cost::default() };
     // Weights are read from disk and laid out at their first use.
-    walk.pass(0, plan.positions().min(plan.step_rows), Wanted::Last)?;
-    walk.pass(0, 1, Wanted::All)?;
+    walk.pass(0..1, 0, plan.positions().min(plan.step_rows), Wanted::Last)?;
+    walk.pass(0..1, 0, 1, Wanted::All)?;
     if plan.prompt > 0 {
         cost.prefill = Some(walk.prefill(plan)?);
     }
     for context in &plan.contexts {
-        cost.decode.push(walk.decode(plan, *context)?);
+        cost.decode.extend(walk.decode(plan, *context)?);
     }
     if !plan.widths.is_empty() {
         cost.verify = walk.verify(plan)?;
@@ -159,72 +189,94 @@ fn tokens(count: usize, vocab: usize, media: &[u32]) -> Vec<u32> {
 
 struct Walk<'a> {
     model: &'a mut dyn Model,
-    table: Vec<u32>,
+    tables: Vec<Vec<u32>>, // [sequence][page index], the same in every group
     tokens: Vec<u32>,
     step_rows: usize,
     clock: &'a mut dyn FnMut() -> f64,
 }
 
 impl Walk<'_> {
-    /// One forward pass; its seconds.
-    fn pass(&mut self, start: usize, rows: usize, wanted: Wanted) -> Result<f64, CostError> {
-        let tables = vec![self.table.as_slice(); self.model.kv_layout().len()];
+    /// One forward pass with as many rows of each sequence; its seconds.
+    fn pass(&mut self, sequences: Range<usize>, start: usize, rows: usize, wanted: Wanted) -> Result<f64, CostError> {
+        let groups = self.model.kv_layout().len();
         let began = (self.clock)();
         let mut batch = Batch::new();
-        batch.push(0, start, &self.tokens[start..start + rows], &tables, wanted);
+        for sequence in sequences {
+            let tables = vec![self.tables[sequence].as_slice(); groups];
+            let tokens = &self.tokens[sequence + start..sequence + start + rows];
+            batch.push(sequence, start, tokens, &tables, wanted);
+        }
         self.model.forward(&batch)?;
         Ok((self.clock)() - began)
     }
 
-    /// Positions `0..end` in steps, as a prompt; the last row's logits are wanted.
-    fn prompt(&mut self, end: usize) -> Result<f64, CostError> {
+    /// Positions `0..end` of some sequences in steps, as prompts; the last rows' logits are wanted.
+    fn prompt(&mut self, sequences: Range<usize>, end: usize) -> Result<f64, CostError> {
         let mut seconds = 0.0;
         for start in (0..end).step_by(self.step_rows) {
             let rows = self.step_rows.min(end - start);
             let wanted = if start + rows == end { Wanted::Last } else { Wanted::None };
-            seconds += self.pass(start, rows, wanted)?;
+            seconds += self.pass(sequences.clone(), start, rows, wanted)?;
         }
         Ok(seconds)
     }
 
-    fn restart(&mut self, state: Option<&Snapshot>) {
-        if let Some(state) = state {
-            self.model.restore_state(0, state);
+    /// Positions `0..end` of the first `count` sequences, as many in a pass as its rows allow; their states there.
+    fn fill(&mut self, count: usize, end: usize) -> Result<Vec<Option<Snapshot>>, CostError> {
+        let together = (self.step_rows / end.max(1)).max(1);
+        for first in (0..count).step_by(together) {
+            self.prompt(first..count.min(first + together), end)?;
+        }
+        Ok((0..count).map(|sequence| self.model.save_state(sequence)).collect())
+    }
+
+    fn restart(&mut self, states: &[Option<Snapshot>]) {
+        for (sequence, state) in states.iter().enumerate() {
+            if let Some(state) = state {
+                self.model.restore_state(sequence, state);
+            }
         }
     }
 
     fn prefill(&mut self, plan: &Plan) -> Result<Timed, CostError> {
-        let seconds = (0..plan.repeat).map(|_| self.prompt(plan.prompt)).collect::<Result<_, _>>()?;
-        Ok(Timed { context: 0, rows: plan.prompt, seconds })
+        let seconds = (0..plan.repeat).map(|_| self.prompt(0..1, plan.prompt)).collect::<Result<_, _>>()?;
+        Ok(Timed { context: 0, batch: 1, rows: plan.prompt, seconds })
     }
 
-    fn decode(&mut self, plan: &Plan, context: usize) -> Result<Timed, CostError> {
-        self.prompt(context)?;
-        let state = self.model.save_state(0);
-        let mut seconds = Vec::with_capacity(plan.repeat);
-        for _ in 0..plan.repeat {
-            self.restart(state.as_ref());
-            let mut run = 0.0;
-            for step in 0..plan.tokens {
-                run += self.pass(context + step, 1, Wanted::Last)?;
-            }
-            seconds.push(run);
+    /// All batches take turns, as the widths of blocks do.
+    fn decode(&mut self, plan: &Plan, context: usize) -> Result<Vec<Timed>, CostError> {
+        let states = self.fill(plan.sequences(), context)?;
+        let empty = |batch: &usize| Timed { context, batch: *batch, rows: batch * plan.tokens, seconds: Vec::new() };
+        let mut out: Vec<Timed> = plan.batches.iter().map(empty).collect();
+        // A step of so many rows may need memory that none before it did.
+        for batch in &plan.batches {
+            self.restart(&states[..*batch]);
+            self.pass(0..*batch, context, 1, Wanted::Last)?;
         }
-        Ok(Timed { context, rows: plan.tokens, seconds })
+        for _ in 0..plan.repeat {
+            for timed in &mut out {
+                self.restart(&states[..timed.batch]);
+                let mut run = 0.0;
+                for step in 0..plan.tokens {
+                    run += self.pass(0..timed.batch, context + step, 1, Wanted::Last)?;
+                }
+                timed.seconds.push(run);
+            }
+        }
+        Ok(out)
     }
 
     /// All widths take turns, so that a slow moment of the machine hits them alike.
     fn verify(&mut self, plan: &Plan) -> Result<Vec<Timed>, CostError> {
         let context = plan.block_context;
-        self.prompt(context)?;
-        let state = self.model.save_state(0);
-        let empty = |width: &usize| Timed { context, rows: *width, seconds: Vec::new() };
+        let states = self.fill(1, context)?;
+        let empty = |width: &usize| Timed { context, batch: 1, rows: *width, seconds: Vec::new() };
         let mut out: Vec<Timed> = plan.widths.iter().map(empty).collect();
         for _ in 0..plan.repeat {
             for timed in &mut out {
                 for turn in 0..=IN_A_ROW {
-                    self.restart(state.as_ref());
-                    let seconds = self.pass(context, timed.rows, Wanted::All)?;
+                    self.restart(&states);
+                    let seconds = self.pass(0..1, context, timed.rows, Wanted::All)?;
                     if turn > 0 {
                         timed.seconds.push(seconds);
                     }

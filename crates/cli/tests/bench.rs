@@ -124,7 +124,8 @@ fn forward_passes_are_timed_on_their_own() {
     for name in ["gemma-4-tiny-it-4bit", "qwen3.5-tiny-4bit"] {
         let target = root("models").join(name);
         let target = target.to_str().expect("UTF-8");
-        let small = ["--prompt", "40", "--contexts", "0,70", "-n", "3", "--widths", "1,4", "--repeat", "2"];
+        let small = ["--prompt", "40", "--contexts", "0,70", "--batches", "1,3", "-n", "3", "--widths", "1,4"];
+        let small = [&small[..], &["--repeat", "2"]].concat();
         let out = bench.run(&[&["cost", "--target", target, "--threads", "1", "--json"][..], &small].concat());
         assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
         let value: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
@@ -134,18 +135,32 @@ fn forward_passes_are_timed_on_their_own() {
             timed["seconds"].as_array().expect("runs").iter().map(|s| s.as_f64().expect("seconds")).collect()
         };
         assert_eq!((&value["prefill"]["rows"], seconds(&value["prefill"]).len()), (&40.into(), 2));
-        assert_eq!((&value["decode"][1]["context"], seconds(&value["decode"][1]).len()), (&70.into(), 2));
+        for (row, (context, batch, rows)) in [(0, 1, 3), (0, 3, 9), (70, 1, 3), (70, 3, 9)].into_iter().enumerate() {
+            let row = &value["decode"][row];
+            let found = (&row["context"], &row["batch"], &row["rows"], seconds(row).len());
+            assert_eq!(found, (&context.into(), &batch.into(), &rows.into(), 2));
+        }
+        assert_eq!((&value["prefill"]["batch"], &value["verify"][0]["batch"]), (&1.into(), &1.into()));
         assert_eq!((&value["verify"][1]["rows"], seconds(&value["verify"][1]).len()), (&4.into(), 6));
         assert!(seconds(&value["decode"][0]).iter().all(|s| *s > 0.0), "{value}");
     }
     let target = root("models/gemma-4-tiny-it-4bit");
     let target = target.to_str().expect("UTF-8");
     let out = bench.run(&["cost", "--target", target, "--prompt", "20", "-n", "2", "--widths", "1,2", "--repeat", "1"]);
-    assert!(text(&out.stdout).contains("verify") && text(&out.stdout).contains("1.00"), "{}", text(&out.stdout));
+    assert!(
+        text(&out.stdout).contains("batch")
+            && text(&out.stdout).contains("verify")
+            && text(&out.stdout).contains("1.00"),
+        "{}",
+        text(&out.stdout)
+    );
     for (extra, parts) in [
         (&["--widths", "17"][..], &["--widths", "1 to 16", "17"][..]),
         (&["--contexts", "9000000"], &["--contexts", "9000064"]),
         (&["--repeat", "0"], &["--repeat"]),
+        (&["--batches", "0"], &["--batches", "1 to 256 sequences expected, found 0"]),
+        (&["--batches", "1,257"], &["--batches", "1 to 256 sequences expected, found 257"]),
+        (&["--batches", "some"], &["--batches", "some"]),
     ] {
         let out = bench.run(&[&["cost", "--target", target][..], extra].concat());
         let said = text(&out.stderr);

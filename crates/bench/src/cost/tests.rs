@@ -1,3 +1,4 @@
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,16 +14,20 @@ const PAGE: usize = 16;
 /// Ticks a second of the clock that only forward passes move.
 const TICKS: f64 = 1e6;
 
-/// A recurrent model whose passes take a known time: a millisecond, 10 us a row, 1 us a position before the first.
+/// A recurrent model whose passes take a known time: a millisecond, 10 us a row, 1 us a position before each sequence's first.
 struct Clockwork {
     info: ModelInfo,
     layout: Vec<KvGroup>,
     clock: Arc<AtomicU64>,
-    state: usize,
-    passes: Vec<(usize, usize, usize)>, // start, rows, wanted
-    strays: usize,                      // passes that began where the state does not stand
-    forgetful: bool,                    // restores nothing
-    dear: Option<usize>,                // a width that takes twice as long
+    pages: usize,
+    slots: usize,
+    states: BTreeMap<usize, usize>,            // [sequence] where it stands
+    owners: BTreeMap<u32, usize>,              // [page] whose it is
+    starts: BTreeMap<usize, Vec<u32>>,         // [sequence] tokens from position 0
+    passes: Vec<(usize, usize, usize, usize)>, // sequences, start, rows of each, wanted
+    strays: usize,                             // spans that began where the state does not stand
+    forgetful: bool,                           // restores nothing
+    dear: Option<usize>,                       // a width that takes twice as long
 }
 
 impl Clockwork {
@@ -46,7 +51,11 @@ impl Clockwork {
             info,
             layout: vec![KvGroup { window: None, layers: Vec::new() }],
             clock: Arc::default(),
-            state: 0,
+            pages: 0,
+            slots: 0,
+            states: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            starts: BTreeMap::new(),
             passes: Vec::new(),
             strays: 0,
             forgetful: false,
@@ -89,7 +98,8 @@ impl Model for Clockwork {
         (0, 0)
     }
 
-    fn reserve(&mut self, _: &[usize], _: usize) -> Result<(), ModelError> {
+    fn reserve(&mut self, pages: &[usize], slots: usize) -> Result<(), ModelError> {
+        (self.pages, self.slots) = (pages[0], slots);
         Ok(())
     }
 
@@ -99,13 +109,13 @@ impl Model for Clockwork {
         false
     }
 
-    fn save_state(&self, _: usize) -> Option<Snapshot> {
-        Some(Snapshot::new(self.state, ()))
+    fn save_state(&self, slot: usize) -> Option<Snapshot> {
+        self.states.get(&slot).map(|position| Snapshot::new(*position, ()))
     }
 
-    fn restore_state(&mut self, _: usize, snapshot: &Snapshot) {
+    fn restore_state(&mut self, slot: usize, snapshot: &Snapshot) {
         if !self.forgetful {
-            self.state = snapshot.position();
+            self.states.insert(slot, snapshot.position());
         }
     }
 
@@ -114,15 +124,27 @@ impl Model for Clockwork {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<Logits, ModelError> {
-        let [span] = batch.spans() else { panic!("one sequence: {:?}", batch.spans()) };
-        self.strays += usize::from(span.start != 0 && span.start != self.state);
-        self.state = span.start + span.len;
-        let last = batch.table(span.first_row, 0)[(self.state - 1) / PAGE];
-        assert_eq!(last as usize, (self.state - 1) / PAGE, "every position has a page");
+        let spans = batch.spans();
+        for span in spans {
+            let end = span.start + span.len;
+            self.strays += usize::from(span.start != 0 && self.states.get(&span.sequence) != Some(&span.start));
+            self.states.insert(span.sequence, end);
+            for page in &batch.table(span.first_row, 0)[..end.div_ceil(PAGE)] {
+                assert_eq!(
+                    *self.owners.entry(*page).or_insert(span.sequence),
+                    span.sequence,
+                    "pages are of one sequence"
+                );
+                assert!((*page as usize) < self.pages, "page {page} of {}", self.pages);
+            }
+            if span.start == 0 {
+                self.starts.insert(span.sequence, batch.tokens()[span.first_row..][..span.len].to_vec());
+            }
+        }
         assert!(batch.tokens().iter().all(|token| *token < 4 && *token != 2), "{:?}", batch.tokens());
-        self.passes.push((span.start, span.len, batch.wanted().len()));
-        let ticks = 1000 + 10 * span.len + span.start;
-        let times = if self.dear == Some(span.len) { 2 } else { 1 };
+        self.passes.push((spans.len(), spans[0].start, spans[0].len, batch.wanted().len()));
+        let ticks = 1000 + 10 * batch.rows() + spans.iter().map(|span| span.start).sum::<usize>();
+        let times = if self.dear == Some(batch.rows()) { 2 } else { 1 };
         self.clock.fetch_add((times * ticks) as u64, Ordering::Relaxed);
         let vocab = self.info.vocab_size;
         Ok(Logits::from_values(vec![0.0; batch.wanted().len() * vocab], vocab))
@@ -137,6 +159,7 @@ fn plan() -> Plan {
     Plan {
         prompt: 50,
         contexts: vec![20, 100],
+        batches: vec![1],
         tokens: 4,
         widths: vec![1, 3, 16],
         block_context: 30,
@@ -169,16 +192,51 @@ fn every_pass_is_counted_where_it_belongs() {
         assert!(timed.seconds.iter().all(|s| close(*s, (1030 + 10 * width) as f64 / TICKS)), "{timed:?}");
     }
     // Logits: the last row of a prompt, every row of a block.
-    assert!(model.passes.contains(&(0, 32, 0)) && model.passes.contains(&(32, 18, 1)));
-    assert!(model.passes.contains(&(30, 16, 16)) && !model.passes.contains(&(30, 16, 1)));
+    assert!(model.passes.contains(&(1, 0, 32, 0)) && model.passes.contains(&(1, 32, 18, 1)));
+    assert!(model.passes.contains(&(1, 30, 16, 16)) && !model.passes.contains(&(1, 30, 16, 1)));
 }
 
-/// What the test above looks at does change when something is wrong.
+#[test]
+fn sequences_of_a_batch_have_their_own_tokens_pages_and_states() {
+    let mut model = Clockwork::new();
+    let cost = model.measure(&Plan { batches: vec![1, 5], ..plan() }).expect("measured");
+    assert_eq!((model.strays, model.slots), (0, 5));
+    let different: BTreeSet<_> = model.starts.values().collect();
+    assert_eq!((model.starts.len(), different.len()), (5, 5));
+    // 104 positions of each: the longest run is that of steps.
+    assert_eq!((cost.kv_bytes, model.pages), (5 * 104usize.div_ceil(PAGE) * 1000, 5 * 104usize.div_ceil(PAGE)));
+    let places: Vec<_> = cost.decode.iter().map(|timed| (timed.context, timed.batch, timed.rows)).collect();
+    assert_eq!(places, [(20, 1, 4), (20, 5, 20), (100, 1, 4), (100, 5, 20)]);
+    for timed in &cost.decode {
+        let (context, batch) = (timed.context, timed.batch);
+        let expected = (4 * (1000 + batch * (10 + context)) + batch * 6) as f64 / TICKS;
+        assert!(timed.seconds.len() == 2 && close(timed.median(), expected), "{timed:?}");
+        assert!(close(timed.rate(), (4 * batch) as f64 / expected), "tokens of all sequences");
+    }
+    // One token of each sequence, and an answer for each; contexts of 20 one by one in steps of 32 rows.
+    assert!(model.passes.contains(&(5, 20, 1, 5)) && model.passes.contains(&(1, 0, 20, 1)));
+    // The longest prompt is the first sequence's alone.
+    let mut model = Clockwork::new();
+    let long = Plan { prompt: 200, batches: vec![3], contexts: vec![8], ..plan() };
+    assert_eq!(model.measure(&long).expect("measured").kv_bytes, (200usize.div_ceil(PAGE) + 2) * 1000);
+    // Short contexts share passes: 4 times 8 rows fill a step.
+    assert!(model.passes.contains(&(3, 0, 8, 3)) && model.strays == 0);
+    // Without single steps no sequence but the first is needed.
+    let mut model = Clockwork::new();
+    model.measure(&Plan { batches: vec![256], contexts: Vec::new(), ..plan() }).expect("measured");
+    assert_eq!(model.slots, 1);
+}
+
+/// What the tests above look at does change when something is wrong.
 #[test]
 fn faults_are_seen() {
     let mut forgetful = Clockwork { forgetful: true, ..Clockwork::new() };
     forgetful.measure(&plan()).expect("measured");
     assert!(forgetful.strays > 0);
+    let mut forgetful = Clockwork { forgetful: true, ..Clockwork::new() };
+    let several = Plan { prompt: 0, batches: vec![3], widths: Vec::new(), contexts: vec![20], tokens: 1, ..plan() };
+    forgetful.measure(&several).expect("measured");
+    assert_eq!(forgetful.strays, 6, "each sequence in each run");
     let mut dear = Clockwork { dear: Some(3), ..Clockwork::new() };
     let cost = dear.measure(&plan()).expect("measured");
     let by_width: Vec<f64> = cost.verify.iter().map(|timed| timed.median() * TICKS).collect();
@@ -187,7 +245,7 @@ fn faults_are_seen() {
 
 #[test]
 fn medians_are_of_the_middle() {
-    let timed = |seconds: &[f64]| Timed { context: 0, rows: 1, seconds: seconds.to_vec() };
+    let timed = |seconds: &[f64]| Timed { context: 0, batch: 1, rows: 1, seconds: seconds.to_vec() };
     assert!(timed(&[]).median().is_nan());
     assert!(close(timed(&[3.0]).median(), 3.0) && close(timed(&[9.0, 1.0, 2.0]).median(), 2.0));
     assert!(close(timed(&[4.0, 1.0, 9.0, 2.0]).median(), 3.0));
@@ -202,6 +260,8 @@ fn plans_that_cannot_be_are_refused() {
     };
     assert!(with(|p| p.widths.push(17)).contains("--widths: 1 to 16 rows expected, found 17"));
     assert!(with(|p| p.widths.push(0)).contains("found 0"));
+    assert!(with(|p| p.batches.push(0)).contains("--batches: 1 to 256 sequences expected, found 0"));
+    assert!(with(|p| p.batches.push(257)).contains("--batches: 1 to 256 sequences expected, found 257"));
     assert!(with(|p| p.contexts.push(253)).contains("1 to 256 positions") && with(|p| p.prompt = 257).contains("257"));
     assert!(with(|p| p.repeat = 0).contains("--repeat") && with(|p| p.tokens = 0).contains("--tokens"));
     let nothing = |p: &mut Plan| (p.prompt, p.contexts, p.widths) = (0, Vec::new(), Vec::new());

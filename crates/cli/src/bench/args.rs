@@ -9,6 +9,12 @@ use mlxcel_bench::catalogue::Kind;
 use crate::args::{PrecisionArg, unless_empty};
 use crate::backend::{BackendArg, Wish};
 
+const COST_EXAMPLES: &str = "\
+Examples:
+  speculative_bench cost --target MODEL --threads 1                a table
+  speculative_bench cost --target MODEL --batches 1,8,32           steps of many sequences at once
+  speculative_bench cost --target MODEL --contexts 128,2048 --widths 1,4 --json";
+
 const EXAMPLES: &str = "\
 Examples:
   speculative_bench --sweep                                     the catalogue, or what of it is on this disk
@@ -49,6 +55,7 @@ pub enum Verb {
 
 /// `speculative_bench cost`.
 #[derive(Args, Debug)]
+#[command(after_help = COST_EXAMPLES)]
 pub struct CostArgs {
     /// Target: a directory, used as given, or a name
     #[arg(long, value_name = "PATH")]
@@ -59,7 +66,10 @@ pub struct CostArgs {
     /// Positions before the single steps that are timed
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "128", alias = "context")]
     pub contexts: Vec<u32>,
-    /// Single steps of a run
+    /// Sequences of those steps at once, each behind positions of its own: 1 to 256 (a list measures each, in turns)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    pub batches: Vec<u32>,
+    /// Single steps of a run, of each sequence
     #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
     pub tokens: u32,
     /// Rows of the blocks that are timed, with the logits of every row

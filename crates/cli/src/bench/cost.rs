@@ -48,6 +48,7 @@ fn plan(args: &CostArgs, step_rows: usize) -> Plan {
     Plan {
         prompt: args.prompt as usize,
         contexts: numbers(&args.contexts),
+        batches: numbers(&args.batches),
         tokens: args.tokens as usize,
         widths: numbers(&args.widths),
         block_context: args.block_context as usize,
@@ -66,12 +67,20 @@ fn to_json(cost: &Cost, about: Value) -> Result<Value> {
 
 fn to_text(cost: &Cost, backend: &str) -> String {
     let right = |title| (title, Align::Right);
-    let titles =
-        [("what", Align::Left), right("context"), right("rows"), right("tok/s"), right("ms"), right("t(K)/t(1)")];
+    let titles = [
+        ("what", Align::Left),
+        right("context"),
+        right("batch"),
+        right("rows"),
+        right("tok/s"),
+        right("ms"),
+        right("t(K)/t(1)"),
+    ];
     let mut table = Table::new(&titles);
     let mut push = |what: &str, timed: &Timed, ratio: String| {
+        let places = [timed.context, timed.batch, timed.rows].map(|n| n.to_string());
         let numbers = [format!("{:.1}", timed.rate()), format!("{:.3}", timed.median() * 1e3), ratio];
-        table.push([what.into(), timed.context.to_string(), timed.rows.to_string()].into_iter().chain(numbers));
+        table.push([what.into()].into_iter().chain(places).chain(numbers));
     };
     let nothing = || "-".to_string();
     cost.prefill.iter().for_each(|timed| push("prefill", timed, nothing()));
