@@ -35,6 +35,7 @@ import time
 import machine
 import probes
 import speed
+import suites
 import verdict
 import workload
 from common import ROOT, Budget, CheckError, OutOfTime, say, write
@@ -137,12 +138,12 @@ def do_suites(args, report, steps, *_):
     if not args.tests:
         say("suites: not run, for want of --tests")
         return
-    found = probes.executables(args.tests)
+    found = suites.executables(args.tests)
     for name in workload.SUITES:
         with steps.step(f"suite {name}"):
             if name not in found:
                 raise CheckError(f"{args.tests}: a test executable {name} or {name}-HASH expected, found none")
-            report["suites"].append(probes.suite(name, found[name], steps.budget.limit(workload.LIMITS["suite"])))
+            report["suites"].append(suites.suite(name, found[name], steps.budget.limit(workload.LIMITS["suite"])))
             one = report["suites"][-1]
             say(f"        {one['state']}: {one['passed']} passed, {one['failed']} failed, {one['seconds']:.1f} s {one['why'] or ''}")
 
