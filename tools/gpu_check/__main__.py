@@ -11,13 +11,13 @@
                                                                            gemma_4_31b_exactness}.md
     python3 tools/gpu_check --self-test                                    planted faults, each of them seen; no GPU, seconds
 
-`--bin` holds mlxcel and speculative_bench, `--tests` the test executables of crates/cuda (row_law, fusion, wide, with or without the hash
-that cargo gives them). Python 3.9 and its standard library; bandwidth and matrix rate of the machine are measured where torch can be
+`--bin` holds mlxcel and speculative_bench, `--tests` the test executables of crates/cuda (row_law, fusion, wide, walks, identity, with or without
+the hash that cargo gives them; one that is absent counts as not run, and is a problem). Python 3.9 and its standard library; bandwidth and matrix rate of the machine are measured where torch can be
 imported, and are null elsewhere.
 
-Steps (`--only`, `--skip`): machine, peaks, suites, probe (the embedded pairs), agreement (greedy answers beside those of the processor), sweep
-(acceptance and speedup of the embedded pairs), shapes (probe and speed of random weights of published shapes; a checkpoint is written, measured
-and removed before the next; the largest takes 18 GB of --tmp). A step that fails is recorded and the next begins; one for which no time is left is
+Steps (`--only`, `--skip`): machine, peaks, suites (walks and identity get a cut shape as MLXCEL_WALK_MODEL), probe (the embedded pairs), agreement (greedy answers beside those of the processor), sweep
+(acceptance and speedup of the embedded pairs), shapes (probe and speed of random weights of published shapes, one sequence and 32 at once; a checkpoint is written, measured
+and removed before the next; the largest takes 21 GB of --tmp). A step that fails is recorded and the next begins; one for which no time is left is
 recorded as late. The JSON is written after each step. workload.py holds every parameter and target.
 
 Exit status: 0 all laws kept and every step done, 1 a law is broken, a step failed or came too late, 2 bad arguments or files.
@@ -91,7 +91,7 @@ def measure(args):
         "quick": args.quick, "machine": None, "versions": {"mlxcel": None, "commit": None, "backend": None},
         "workload": {"shapes": shapes, "probe_widths": args.probe_widths, "probe_batches": workload.PROBE_BATCHES, "probe_draws": args.draws,
                      "sweep_k": workload.SWEEP_K, "sweep_tokens": workload.SWEEP_TOKENS, "agree_tokens": workload.AGREE_TOKENS, "prompt": args.prompt,
-                     "context": args.context, "steps": workload.STEPS, "widths": workload.COST_WIDTHS, "probability": workload.PROBABILITY,
+                     "context": args.context, "steps": workload.STEPS, "widths": workload.COST_WIDTHS, "batches": workload.BATCHES, "full": args.full, "probability": workload.PROBABILITY,
                      "published_rate": workload.PUBLISHED, "simulated_k": workload.SIMULATED_K, "simulated_tokens": workload.SIMULATED_TOKENS,
                      "repeat": args.repeat},
         "budget": {"seconds": budget.seconds, "used": 0.0}, "steps": [], "peaks": None, "suites": [], "probes": [], "sweep": None, "agreement": [],
@@ -134,18 +134,11 @@ def do_peaks(args, report, steps, *_):
             f"matrices {found['matmul_tflop_s']['median']:.0f} TFLOP/s")
 
 
-def do_suites(args, report, steps, *_):
+def do_suites(args, report, steps, folder, _):
     if not args.tests:
         say("suites: not run, for want of --tests")
         return
-    found = suites.executables(args.tests)
-    for name in workload.SUITES:
-        with steps.step(f"suite {name}"):
-            if name not in found:
-                raise CheckError(f"{args.tests}: a test executable {name} or {name}-HASH expected, found none")
-            report["suites"].append(suites.suite(name, found[name], steps.budget.limit(workload.LIMITS["suite"])))
-            one = report["suites"][-1]
-            say(f"        {one['state']}: {one['passed']} passed, {one['failed']} failed, {one['seconds']:.1f} s {one['why'] or ''}")
+    suites.run_all(args, report, steps, folder)
 
 
 def do_probe(args, report, steps, *_):
@@ -171,7 +164,7 @@ def do_sweep(args, report, steps, folder, _):
 def do_shapes(args, report, steps, folder, shapes):
     for shape in shapes:
         speed.shape_steps(shape, args, report, steps, folder)
-        if shape[3] and report["speed"]:
+        if workload.COST in shape[2] and report["speed"]:
             speed.brief(report["speed"][-1])
 
 
@@ -182,7 +175,7 @@ def shape_argument(text):
     name, _, layers = text.partition(":")
     if not name or (layers and not layers.isdigit()):
         raise argparse.ArgumentTypeError(f"NAME or NAME:LAYERS expected, found {text!r}")
-    return (name, int(layers) if layers else None, True, True)
+    return (name, int(layers) if layers else None, workload.ALL_WORK, None)
 
 
 def step_names(text):
@@ -199,6 +192,7 @@ def parse(argv):
     parser.add_argument("--backend", default="cuda", choices=["cuda", "cpu"], help="[default: cuda]")
     parser.add_argument("--out", metavar="FILE", help="the report [default: standard output]")
     parser.add_argument("--quick", action="store_true", help="one cut shape, one repetition")
+    parser.add_argument("--full", action="store_true", help=f"suites at full size where they have one ({', '.join(workload.FULL_SUITES)}); give them --minutes, or --only suites")
     parser.add_argument("--minutes", type=float, default=9, metavar="N", help="for all steps together [default: 9]")
     parser.add_argument("--only", type=step_names, default=STEPS, metavar="STEP,..", help="these steps alone")
     parser.add_argument("--skip", type=step_names, default=[], metavar="STEP,..", help="not these")
@@ -241,7 +235,7 @@ def check(argv):
     for what, kept, detail in verdict.laws(report):
         print(f"{'not run' if kept is None else 'kept' if kept else 'BROKEN'}: {what}: {detail}", file=sys.stderr)
     for shape, what, met, found, bound in verdict.targets(report):
-        print(f"{'no figure' if met is None else 'met' if met else 'missed'}: {shape}: {what}: {'-' if found is None else f'{found:.2f}'}, {bound}", file=sys.stderr)
+        print(f"{'no figure' if found is None else 'no target' if met is None else 'met' if met else 'missed'}: {shape}: {what}: {'-' if found is None else f'{found:.2f}'}, {bound}", file=sys.stderr)
     for line in problems:
         print(line, file=sys.stderr)
     say(f"{len(problems)} problems in {report['budget']['used']:.0f} s")

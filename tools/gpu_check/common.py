@@ -61,12 +61,13 @@ class Ran:
 
 
 def run(command, seconds, environment=None):
-    """Runs a program from the root of the project; past the limit it and its children are ended."""
+    """Runs a program from the root of the project; past the limit it and its children are ended. A variable of None is taken out of its environment."""
     name = " ".join([os.path.basename(command[0]), *[a for a in command[1:2] if not a.startswith("-")]])
     began = time.monotonic()
+    variables = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=ROOT,
-                                   env={**os.environ, **(environment or {})}, start_new_session=True)
+                                   env=variables, start_new_session=True)
     except OSError as e:
         raise CheckError(f"{command[0]}: {e.strerror}") from None
     try:

@@ -2,7 +2,7 @@
 
 # Stands for mlxcel, speculative_bench and the suites; FAULT names what is wrong with it.
 FAKE = r'''#!@PYTHON@
-import json, os, struct, sys
+import json, math, os, struct, sys
 name, argv, fault = os.path.basename(sys.argv[0]), sys.argv[1:], os.environ.get("GPU_CHECK_FAULT", "")
 def option(key, other=None):
     return argv[argv.index(key) + 1] if key in argv else other
@@ -11,14 +11,19 @@ def put(path, value):
         json.dump(value, f)
 def ranged(x):
     return {"median": x, "min": x * 0.9, "max": x * 1.1}
-def checkpoint(folder):
+def checkpoint(folder, experts):
     os.makedirs(folder)
-    put(os.path.join(folder, "config.json"), {"quantization": {"bits": 4, "group_size": 64}, "text_config": {"sliding_window": 1024}})
+    text = {"sliding_window": 1024, "num_experts": 8 if experts else None}
+    if fault != "top_k":
+        text["num_experts_per_tok" if experts == "qwen" else "top_k_experts"] = 2 if experts else None
+    put(os.path.join(folder, "config.json"), {"quantization": {"bits": 4, "group_size": 64}, "text_config": text})
     tensors, at = {}, 0
-    for stem, out in (("embed_tokens", 100), ("q_proj", 64)):
+    mixed = [("experts.up_proj", [8, 64])] if experts and fault != "dense" else []
+    for stem, out in [("embed_tokens", [100]), ("q_proj", [64]), *mixed]:
         for part, dtype, width, size in (("weight", "U32", 16, 4), ("scales", "BF16", 2, 2), ("biases", "BF16", 2, 2)):
-            tensors[f"{stem}.{part}"] = {"dtype": dtype, "shape": [out, width], "data_offsets": [at, at + out * width * size]}
-            at += out * width * size
+            size = math.prod(out) * width * size
+            tensors[f"{stem}.{part}"] = {"dtype": dtype, "shape": [*out, width], "data_offsets": [at, at + size]}
+            at += size
     head = json.dumps(tensors).encode()
     with open(os.path.join(folder, "model.safetensors"), "wb") as f:
         f.write(struct.pack("<Q", len(head)) + head + bytes(at))
@@ -37,9 +42,19 @@ def row(kind, k, simulated):
 if fault == "hang" and name == "mlxcel" and argv[0] == "probe":
     import time
     time.sleep(60)
-if name in ("row_law-0a", "fusion", "wide"):
+if name in ("row_law-0a", "fusion", "wide", "walks", "identity-1b"):
     assert os.environ["MLXCEL_NEED_GPU"] == "1"
-    broken = fault == "suite" and name == "fusion"
+    assert ("MLXCEL_GPU_FULL" in os.environ) == (name == "row_law-0a" and fault == "full")
+    model = os.environ.get("MLXCEL_WALK_MODEL")
+    assert (model is not None) == (name in ("walks", "identity-1b") and fault != "walk_synth")
+    assert not model or os.path.isfile(os.path.join(model, "config.json"))
+    assert not any(name in os.environ for name in ("MLXCEL_GPU_QUICK", "MLXCEL_WALK_BACKEND", "MLXCEL_IDENTITY"))
+    if fault == "walk_synth" and model is None and name == "walks":
+        print("skipped: MLXCEL_WALK_MODEL names no checkpoint")
+    broken = (fault, name) in (("suite", "fusion"), ("walks", "walks"), ("identity", "identity-1b"))
+    if fault == "endless" and name == "walks":
+        import time
+        time.sleep(60)
     print("running 1 test\n7 values compared\ntest result: " + ("FAILED. 1 passed; 1" if broken else "ok. 2 passed; 0") + " failed; 0 ignored")
     if broken:
         print("thread 'x' panicked at y:1:\nthe row law is broken", file=sys.stderr)
@@ -47,8 +62,12 @@ if name in ("row_law-0a", "fusion", "wide"):
 if name == "mlxcel" and argv[0] == "--version":
     print("mlxcel 0")
 elif name == "mlxcel" and argv[0] == "synth":
-    checkpoint(argv[-1])
-    checkpoint(argv[-1] + "-assistant")
+    if fault == "walk_synth" and argv[-1].endswith("walk"):
+        print("no space is left", file=sys.stderr)
+        sys.exit(1)
+    assert not any(other.startswith("walk") for other in os.listdir(os.path.dirname(argv[-1]))), "the walked model is still there"
+    checkpoint(argv[-1], "gemma" if "a4b" in option("--shape") else "qwen" if "a3b" in option("--shape") else None)
+    checkpoint(argv[-1] + "-assistant", None)
     print(json.dumps({"bits": 4, "group_size": 64, "layers_of_shape": 60, "seconds": 0.1, "drafter": {"path": argv[-1] + "-assistant"}}))
 elif name == "mlxcel" and argv[0] == "probe":
     outcomes = []
@@ -76,10 +95,21 @@ elif argv[0] == "cost":
     if fault == "crash":
         print("out of memory", file=sys.stderr)
         sys.exit(1)
-    timed = lambda context, rows, s: {"context": context, "rows": rows, "seconds": [s, s * 0.9, s * 1.2]}
-    found = {"prefill": timed(0, int(option("--prompt")), 1.0), "decode": [timed(1024, 64, 0.64)], "kv_bytes": 1, "weight_bytes": 2,
+    timed = lambda context, rows, s, batch=1: {"context": context, "batch": batch, "rows": rows, "seconds": [s, s * 0.9, s * 1.2]}
+    batches, steps = [int(b) for b in option("--batches", "1").split(",")], int(option("-n"))
+    # Sixteen sequences take as long as one.
+    dear = 3 if fault == "ratio" else 2
+    found = {"prefill": timed(0, int(option("--prompt")), 1.0), "kv_bytes": 1, "weight_bytes": 2,
+             "decode": [timed(1024, b * steps, 0.01 * steps * (1 if b == 1 else dear), b) for b in batches],
              "verify": [timed(1024, k, 0.01 + (0.1 if fault == "wide" and k == 16 else 0)) for k in map(int, option("--widths").split(","))],
              "backend": "cuda fake", "device": "fake", "version": "0", "commit": "c" * 40}
+    if len(batches) > 1 and fault == "batch_memory":
+        print("36 GB of KV pages do not fit", file=sys.stderr)
+        sys.exit(1)
+    if len(batches) > 1 and fault == "batch_row":
+        found["decode"].pop()
+    if len(batches) > 1 and fault == "batch_rows":
+        found["decode"][1]["rows"] = steps
     if fault == "zero":
         found["decode"][0]["seconds"] = [0.0]
     if fault == "field":

@@ -93,19 +93,55 @@ def agreement_text(report):
                         [[r["model"], r["prompt"], cell(r["with_f32"]), cell(r["with_int8"]), cell(r["with_golden"])] for r in rows])
 
 
+def batch_cells(entry):
+    """Tokens a second of the largest batch, and of how many single sequences that is; dashes for a report that has none."""
+    batch = entry.get("batch")
+    if not batch:
+        return ["-", "-"]
+    most = max(batch["tok_s"], key=int)
+    return [ranged(batch["tok_s"][most], 0), number(batch["relative"][most], 1)]
+
+
+def batch_head(timed):
+    most = max((b for e in timed if e.get("batch") for b in e["batch"]["tok_s"]), key=int, default="many")
+    return [f"decode of {most} at once, tok/s", "of one's"]
+
+
+def batch_text(timed, work):
+    """How batches were measured."""
+    batches = [(e["label"], e["batch"]) for e in timed if e.get("batch")]
+    if not batches:
+        return ""
+    most = max(batches[0][1]["tok_s"], key=int)
+    memory = "; ".join(f"{label}: {batch['kv_bytes'] / 1e9:.1f} GB" for label, batch in batches)
+    return (f"Decoding {most} at once: steps of {most} sequences, each behind {work['context']} positions of its own, in turns with steps of one; tokens of all of them a second, and "
+            f"how many times those of one. The KV reserved for them, which a step reads beside the weights ({memory}). ")
+
+
+def experts_text(timed):
+    """What the figures of mixtures of experts count."""
+    mixed = [f"{e['label']}: {e['experts']['used']} of {e['experts']['count']}" for e in timed if e.get("experts")]
+    if not mixed:
+        return ""
+    return (f"Of a mixture of experts bytes and parameters are those of the experts that one token meets ({'; '.join(mixed)}), the least that a step of one sequence reads: rows of a block "
+            "meet experts of their own, so t(K) grows with them. ")
+
+
 def speed_text(report):
     work = report["workload"]
     timed = [e for e in report["speed"] if e.get("cost")]
     if not timed:
         return "\n## Speed\n\nNot measured.\n"
     share = lambda v: "-" if v is None else f"{v:.0%}"
+    runs = timed[0]["cost"]["runs"]
+    fewer = "".join(f"; {e['label']}: {e['cost']['runs']}" for e in timed if e["cost"]["runs"] != runs)
     text = (f"\n## Speed\n\nRandom weights of published shapes, {timed[0]['bits']} bits in groups of {timed[0]['group_size']}: {work['steps']} single steps behind {work['context']} "
-            f"positions, a prompt of {work['prompt']} in steps of as many rows as the backend says. Medians of {timed[0]['cost']['runs']} runs (lowest–highest). Packed bytes are those of the checkpoint's "
+            f"positions, a prompt of {work['prompt']} in steps of as many rows as the backend says. Medians of {runs} runs (lowest–highest){fewer}. Packed bytes are those of the checkpoint's "
             "files, less an embedding table that a step takes one row of; TFLOP/s are two a parameter and row of the quantised matrices, the vocabulary's left out, "
-            "which the last row of a prompt alone meets.\n\n")
-    text += table(["shape", "packed GB", "ms a step", "decode tok/s", "packed TB/s", "of the read bandwidth", "prefill tok/s", "TFLOP/s", "of the matrix rate"],
+            f"which the last row of a prompt alone meets. {experts_text(timed)}{batch_text(timed, work)}".rstrip() + "\n\n")
+    text += table(["shape", "packed GB", "ms a step", "decode tok/s", "packed TB/s", "of the read bandwidth", *batch_head(timed), "prefill tok/s", "TFLOP/s", "of the matrix rate"],
                   [[e["label"], f"{e['read_bytes'] / 1e9:.2f}", number(1e3 * c["step_s"]["median"]), f"**{ranged(c['decode_tok_s'])}**", number(c["packed_tb_s"]),
-                    share(c["share_of_read"]), ranged(c["prefill_tok_s"], 0), number(c["prefill_tflop_s"], 0), share(c["share_of_matmul"])]
+                    share(c["share_of_read"]), *batch_cells(e), ranged(c["prefill_tok_s"], 0), number(c["prefill_tflop_s"], 0), share(c["share_of_matmul"])]
                    for e in timed for c in [e["cost"]]])
     widths = list(timed[0]["cost"]["relative"])
     text += f"\nA block of K rows with the logits of all, behind {work['context']} positions: t(K)/t(1), and milliseconds.\n\n"
@@ -253,9 +289,9 @@ def readme_text(report):
             continue
         four = next((r for r in entry.get("simulated") or [] if r["k"] == 4), None)
         rows.append([entry["label"], number(c["decode_tok_s"]["median"], 1), number((c.get("relative") or {}).get("4")), number((c.get("relative") or {}).get("8")),
-                     number(four["speedup"]["median"]) if four else "-", number(c["prefill_tok_s"]["median"], 0)])
-    head = ["shape, 4 bits", "decode, tok/s", "a block of 4, in steps", "a block of 8", "speedup with drafts, K=4", "prefill, tok/s"]
-    return (f"{device(report)}; random weights of published shapes, batch 1, behind {report['workload']['context']} positions; drafts accepted as published "
+                     number(four["speedup"]["median"]) if four else "-", batch_cells(entry)[1], number(c["prefill_tok_s"]["median"], 0)])
+    head = ["shape, 4 bits", "decode, tok/s", "a block of 4, in steps", "a block of 8", "speedup with drafts, K=4", f"{batch_head(report['speed'])[0].split(',')[0]}, of one's", "prefill, tok/s"]
+    return (f"{device(report)}; random weights of published shapes, batch 1 unless said, behind {report['workload']['context']} positions; drafts accepted as published "
             f"({report['workload']['published_rate']}), their cost measured; {report['versions']['mlxcel']}. Bandwidth and matrix rate of the same run, and the targets that are "
             f"missed: [gpu.md](docs/benchmark_results/gpu.md).\n\n" + table(head, rows))
 

@@ -20,8 +20,13 @@ import workload
 from common import Budget, CheckError, OutOfTime, run as run_program
 from fake import FAKE
 
+# What a shell may have set, and no suite may see.
+SWITCHES = {"MLXCEL_GPU_QUICK": "1", "MLXCEL_WALK_BACKEND": "cpu", "MLXCEL_IDENTITY": "full", "MLXCEL_GPU_FULL": "1"}
+EXECUTABLES = ("row_law-0a", "fusion", "wide", "walks", "identity-1b")
+
+
 def programs(folder):
-    for name in ("mlxcel", "speculative_bench", "row_law-0a", "fusion", "wide"):
+    for name in ("mlxcel", "speculative_bench", *EXECUTABLES):
         path = os.path.join(folder, name)
         with open(path, "w", encoding="utf-8") as f:
             f.write(FAKE.replace("@PYTHON@", sys.executable))
@@ -31,12 +36,13 @@ def programs(folder):
 def checked(folder, fault, *more):
     """Exit status, report and what was said, of a check over the programs with a fault."""
     out, said = os.path.join(folder, f"{fault or 'good'}.json"), io.StringIO()
-    os.environ["GPU_CHECK_FAULT"] = fault
+    os.environ.update(GPU_CHECK_FAULT=fault, **SWITCHES)
     try:
         with redirect_stderr(said), redirect_stdout(said):
             code = check.main(["--bin", folder, "--tests", folder, "--out", out, "--quick", "--tmp", folder, "--skip", "peaks", *more])
     finally:
-        del os.environ["GPU_CHECK_FAULT"]
+        for name in ("GPU_CHECK_FAULT", *SWITCHES):
+            del os.environ[name]
     with open(out, encoding="utf-8") as f:
         return code, json.load(f), said.getvalue()
 
@@ -57,6 +63,14 @@ def refused(what, work):
 # Fault, steps to run, what the check must say, page and text on it (None: the pages need not say).
 FAULTS = [
     ("suite", "suites", "broken: suite fusion: 1 passed, 1 failed", "gpu", "| suite fusion | NO |"),
+    ("walks", "suites", "broken: suite walks: 1 passed, 1 failed", "gpu", "the row law is broken; with gemma-4-31b, 12 layers |"),
+    ("identity", "suites", "broken: suite identity: 1 passed, 1 failed", "gpu", "| suite identity | NO |"),
+    ("walk_synth", "suites", "failed: synth gemma-4-31b, 12 layers, for walks and identity: mlxcel synth: exit code 0 expected, found 1: no space is left", "gpu",
+     "| suite walks | not run | in part: skipped: MLXCEL_WALK_MODEL names no checkpoint |"),
+    ("batch_row", "shapes", "single steps of batches [1, 32] expected, found [1]", "gpu", "| - | - |"),
+    ("batch_rows", "shapes", "2048 rows of batch 32 expected, found 64", "gpu", "2048 rows of batch 32 expected, found 64"),
+    ("batch_memory", "shapes", "failed: batch gemma-4-31b, 12 layers: speculative_bench cost: exit code 0 expected, found 1: 36 GB of KV pages do not fit", "gpu",
+     "36 GB of KV pages do not fit"),
     ("probe", "shapes", "broken: probe gemma-4-31b, 12 layers: inexact", "gemma_4_31b_exactness", "INEXACT from position 1030"),
     ("width", "probe", "outcomes of every width and batch expected", "gpu", "did not pass"),
     ("sweep", "sweep", "broken: output with drafts is plain decoding's: 0 of 3", "gpu", "| NO | 0 of 3 rows"),
@@ -74,7 +88,7 @@ def whole(folder):
     """A run without a fault passes; each fault is told by exit status, by words and by a page."""
     code, good, said = checked(folder, "")
     expect("a good run", code == 0 and "0 problems" in said, said)
-    expect("a good run's steps", {s["state"] for s in good["steps"]} == {"ok"} and len(good["steps"]) == 12, good["steps"])
+    expect("a good run's steps", {s["state"] for s in good["steps"]} == {"ok"} and len(good["steps"]) == 16, good["steps"])
     expect("checkpoints are gone", not [n for n in os.listdir(folder) if n.startswith("gpu_check-")], os.listdir(folder))
     texts = page.render(good, good)
     expect("good pages", "NO" not in texts["gpu"].replace("not ", "") and "did not pass" not in texts["gpu"], texts["gpu"])
@@ -86,6 +100,10 @@ def whole(folder):
     expect("a step", abs(cost["step_s"]["median"] - 0.01) < 1e-12 and cost["relative"]["16"] == 1 and cost["share_of_read"] is None, cost)
     sizes = {key: good["speed"][0][key] for key in ("parameters", "prompt_parameters")}
     expect("parameters", sizes == {"parameters": 164 * 128, "prompt_parameters": 64 * 128} and good["speed"][0]["read_bytes"] == good["speed"][0]["file_bytes"], sizes)
+    batch = good["speed"][0]["batch"]
+    expect("a batch", abs(batch["step_s"]["32"]["median"] - 0.02) < 1e-12 and abs(batch["relative"]["32"] - 16) < 1e-9 and batch["relative"]["1"] == 1, batch)
+    expect("a batch on the page", "| decode of 32 at once, tok/s | of one's |" in texts["gpu"] and "| 1600 (1333–1778) | 16.0 |" in texts["gpu"], texts["gpu"])
+    expect("suites with a model", [s.get("model") is not None for s in good["suites"]] == [False, False, False, True, True], good["suites"])
     for fault, only, words, where, text in FAULTS:
         code, report, said = checked(folder, fault, "--only", only)
         expect(f"fault {fault}: exit status", code == 1, code)
@@ -99,6 +117,11 @@ def whole(folder):
     expect("a near-tie", code == 0 and "6 of 7 answers equal; the others part at near-ties" in said, said)
     code, report, said = checked(folder, "wide", "--only", "shapes")
     expect("a slow block", code == 0 and "missed: gemma-4-31b, 12 layers: t(16)/t(1): 11.00" in said and "| at most 1.2 | NO |" in page.render(report)["gpu"], said)
+    return good, len(FAULTS) + 2
+
+
+def budgets_and_suites(folder):
+    """Programs that hang, suites that are not there: late, failed, not run, and never a verdict."""
     # The budget: a program that hangs is ended, what comes after is late.
     least, workload.LEAST = workload.LEAST, 0.5
     try:
@@ -107,11 +130,61 @@ def whole(folder):
         workload.LEAST = least
     states = [s["state"] for s in report["steps"]]
     expect("a program that hangs", code == 1 and states[0] == "failed" and set(states[1:]) == {"late"} and "late: synth" in said, said)
-    shutil.rmtree(os.path.join(folder, "nothing"), ignore_errors=True)
-    os.makedirs(os.path.join(folder, "nothing"))
-    code, report, said = checked(folder, "", "--only", "suites", "--tests", os.path.join(folder, "nothing"))
-    expect("suites that are not there", code == 1 and "a test executable row_law or row_law-HASH expected" in said, said)
-    return good, len(FAULTS) + 4
+    limit, workload.LIMITS["walks"] = workload.LIMITS["walks"], 1
+    try:
+        code, report, said = checked(folder, "endless", "--only", "suites")
+    finally:
+        workload.LIMITS["walks"] = limit
+    states = {s["name"]: s["state"] for s in report["suites"]}
+    expect("a suite that hangs", code == 1 and states["walks"] == "not run" and states["identity"] == "ok", said)
+    expect("a suite that hangs, on the page", "| suite walks | not run | walks: an end within 1 s expected" in page.render(report)["gpu"], page.render(report)["gpu"])
+    code, report, said = checked(folder, "full", "--only", "suites", "--full")
+    expect("full size", code == 0 and report["workload"]["full"] and "; at full size |" in page.render(report)["gpu"], said)
+    # Absent, all of them and one of them.
+    nothing = os.path.join(folder, "nothing")
+    os.makedirs(nothing)
+    code, report, said = checked(folder, "", "--only", "suites", "--tests", nothing)
+    expect("suites that are not there", code == 1 and "a test executable row_law or row_law-HASH expected" in said and "synth" not in said, said)
+    expect("nothing ran", {s["state"] for s in report["suites"]} == {"not run"} and len(report["suites"]) == len(workload.SUITES), report["suites"])
+    for name in EXECUTABLES:
+        if name != "walks":
+            shutil.copy(os.path.join(folder, name), os.path.join(nothing, name))
+    code, report, said = checked(folder, "", "--only", "suites", "--tests", nothing)
+    expect("one suite that is not there", code == 1 and "not run: suite walks: " in said and "kept: suite identity" in said and "failed: suite walks" in said, said)
+    expect("one suite, on the page", "| suite walks | not run | " in page.render(report)["gpu"], page.render(report)["gpu"])
+    return 5
+
+
+def shapes(folder, good):
+    """Targets that are missed, figures without a target, mixtures of experts, reports from before there were batches."""
+    for fault, verdict_of, cell in (("", "met", "16.00 | at least 12 | yes"), ("ratio", "missed", "10.67 | at least 12 | NO")):
+        code, report, said = checked(folder, fault, "--only", "shapes", "--shape", "gemma-4-31b")
+        expect(f"a batch {verdict_of}", code == 0 and f"{verdict_of}: gemma-4-31b: decode of 32 sequences at once, of one's" in said, said)
+        expect(f"a batch {verdict_of}, on the page", cell in page.render(report)["gpu"], page.render(report)["gpu"])
+    expect("no target of another shape", "| 16.00 | none named | - |" in page.render(good)["gpu"], page.render(good)["gpu"])
+    for name in workload.UNTARGETED:
+        code, report, said = checked(folder, "ratio", "--only", "shapes", "--shape", name)
+        text, entry = page.render(report)["gpu"], report["speed"][0]
+        expect(f"{name}: figures", code == 0 and f"no target: {name}: t(16)/t(1): 1.00, none named" in said and "missed" not in said and "at most" not in text, said)
+        expect(f"{name}: experts on the page", f"{name}: 2 of 8" in text, text)
+        # Two of eight experts of 64 x 128; beside them the table and a dense matrix. A group of 64 values weighs 36 bytes.
+        expert, header = 64 * 2 * (32 + 4), entry["file_bytes"] - (164 + 512) * 2 * (32 + 4)
+        sizes = {key: entry[key] for key in ("parameters", "prompt_parameters", "read_bytes")}
+        expected = {"parameters": (164 + 512) * 128, "prompt_parameters": (64 + 128) * 128, "read_bytes": header + 164 * 2 * (32 + 4) + 2 * expert}
+        expect(f"{name}: sizes", sizes == expected, (sizes, expected))
+    for fault, words in (("top_k", "top_k_experts or num_experts_per_tok: 1 to 8 (num_experts) expected, found None"), ("dense", "tensors [8, rows, columns] of experts expected")):
+        code, report, said = checked(folder, fault, "--only", "shapes", "--shape", "gemma-4-26b-a4b")
+        expect(f"fault {fault}", code == 1 and words in said and words in page.render(report)["gpu"], said)
+    old = copy.deepcopy(good)
+    del old["speed"][0]["batch"], old["speed"][0]["experts"], old["workload"]["batches"], old["workload"]["full"]
+    for suite in old["suites"]:
+        suite.pop("model"), suite.pop("full")
+    text = page.render(old)["gpu"]
+    expect("a report from before", "| decode of many at once, tok/s | of one's |" in text and "| - | - |" in text and "none named" not in text, text)
+    old["speed"][0]["label"] = "gemma-4-31b"
+    expect("a report from before, of the target's shape", "one's | - | at least 12 | - |" in page.render(old)["gpu"], page.render(old)["gpu"])
+    expect("README", "| 16.0 |" in page.readme_text(good) and "| - |" in page.readme_text(old), page.readme_text(good))
+    return 8
 
 
 def reports(folder, good):
@@ -197,6 +270,6 @@ def run():
     with tempfile.TemporaryDirectory() as folder:
         programs(folder)
         good, count = whole(folder)
-        count += reports(folder, good) + partings() + basics(folder)
+        count += budgets_and_suites(folder) + shapes(folder, good) + reports(folder, good) + partings() + basics(folder)
     print(f"gpu_check: {count} faults planted and found")
     return 0

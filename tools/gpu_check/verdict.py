@@ -1,6 +1,6 @@
 """What a report shows: laws that are kept or broken, targets that are met or missed. From its JSON alone."""
 
-from workload import NEAR_TIE, PROBE_BATCHES, SCHEMA, TARGETS
+from workload import NEAR_TIE, PROBE_BATCHES, SCHEMA, TARGETS, UNTARGETED
 
 NEEDED = ["schema", "date", "backend", "quick", "machine", "workload", "versions", "budget", "steps", "peaks", "suites", "probes", "sweep", "agreement", "speed"]
 
@@ -28,7 +28,11 @@ def laws(report):
     for suite in report["suites"]:
         kept = {"ok": True, "failed": False}.get(suite["state"])
         detail = f"{suite['passed']} passed, {suite['failed']} failed, {suite['seconds']:.1f} s" + (f": {suite['why']}" if suite["why"] else "")
-        out.append((f"suite {suite['name']}", kept, detail if kept is not None else "nothing to check on this device"))
+        detail += "; at full size" if suite.get("full") else ""
+        detail += f"; with {suite['model']}" if suite.get("model") else ""
+        if kept is None:
+            detail = suite["why"] or "nothing to check on this device"
+        out.append((f"suite {suite['name']}", kept, detail))
     if not report["probes"]:
         out.append(("probe", None, "not run"))
     for probe in report["probes"]:
@@ -75,21 +79,30 @@ def place(outcome):
     return f"{where}, position {first['position']}{op}"
 
 
+def bound_of(entry, bound):
+    """A target's bound for a shape, or None."""
+    if entry["shape"] in UNTARGETED:
+        return None
+    return bound.get(entry["label"], bound[None]) if isinstance(bound, dict) else bound
+
+
 def targets(report):
-    """[(shape, what, met, found, bound)]; met is None where there is no figure."""
+    """[(shape, what, met, found, bound)]; met is None where there is no figure or no target. What has neither is left out."""
     out = []
     for entry in report["speed"]:
-        cost = entry.get("cost") or {}
+        cost, batch = entry.get("cost") or {}, entry.get("batch") or {}
         four = next((r for r in entry.get("simulated") or [] if r["k"] == 4), None)
         found = {f"t{k}": (cost.get("relative") or {}).get(k) for k in ("4", "8", "16")}
         found |= {key: cost.get(key) for key in ("share_of_read", "share_of_matmul")}
         found["speedup4"] = four and four["speedup"]["median"]
-        for key, what, sign, bound in TARGETS:
-            value = found[key]
-            if isinstance(bound, dict):
-                bound = bound.get(entry["label"], bound[None])
-            met = None if value is None else value >= bound if sign == ">=" else value <= bound
-            out.append((entry["label"], what, met, value, f"{'at least' if sign == '>=' else 'at most'} {bound}"))
+        found["batch32"] = (batch.get("relative") or {}).get("32")
+        for key, what, sign, bounds in TARGETS:
+            value, bound = found[key], bound_of(entry, bounds)
+            if bound is None and value is None:
+                continue
+            met = None if value is None or bound is None else value >= bound if sign == ">=" else value <= bound
+            text = "none named" if bound is None else f"{'at least' if sign == '>=' else 'at most'} {bound}"
+            out.append((entry["label"], what, met, value, text))
     return out
 
 
