@@ -3,8 +3,8 @@
 // Keys go in blocks of 256 counted from position 0. Each block yields on its own (max, sum of weights, weighted values); blocks are folded
 // in order by one function. One block of threads works on a tile: up to 16 queries (rows of one span times the query heads that share a K/V
 // head), each with its own limits, none of which changes another's bits: a query is a row of every mma. With few rows every key block is a
-// block of threads of its own and a second kernel folds; with many, one block of threads goes over the key blocks and folds as it goes: the same
-// functions, the same bits.
+// block of threads of its own, and the one that comes last folds, or a second kernel where there is more to fold than that; with many, one block
+// of threads goes over the key blocks and folds as it goes: the same functions, the same bits.
 //
 // Queries and weights are f32, and enter as two bf16 each: rounded, and what the rounding left (16 bits of significand together). A score is a
 // chain of mma over the head, both parts after each other; a weighted value the same over the 256 keys of a block. Weights of a block are added
@@ -15,6 +15,7 @@
 // weight of zero would not keep NaN out of a sum, and not every query of a tile sees every key. Those that do see it get NaN by the flag.
 
 constexpr int D = HEAD_DIM, M = 16, BLOCK = 256, PAGE = 64, WARPS = 8;
+constexpr int FOLDED = 16;                        // most key blocks that the last block of threads folds
 constexpr int CHUNKS = (D + 31) / 32;             // of 32 places of a head: two steps of the mma
 constexpr int COLUMNS = (D / 8 + WARPS - 1) / WARPS;  // groups of 8 places of the head that a warp sums values for
 
@@ -190,10 +191,60 @@ __device__ __forceinline__ Fold fold(float old_max, float old_sum, float max, fl
 }
 __device__ __forceinline__ float folded(float old, float keep, float next, float take) { return fmaf(old, keep, next * take); }
 
+// Folds the partial results of a tile, by the whole block of threads, after the operands in `w` were used. With `prepared`, what comes out is
+// also stored as the tensor cores read it, for blocks of 8 NT rows: a head is then a whole number of groups of 128.
+__device__ __forceinline__ void fold_tile(Work &w, const Tile &tile, const float *partials, float *out, u32 heads, u32 kv_heads, u32 head, uint4 *prepared, float *sums, u32 nt) {
+    float2(*factors)[FOLDED] = (float2(*)[FOLDED])w.p;
+    float *values = (float *)w.q;  // [M][D]
+    const u32 share = heads / kv_heads;
+    const u64 step = (u64)kv_heads * M * (D + 2);
+    const float *own = partials + ((u64)tile.partials * kv_heads + head) * M * (D + 2);
+    auto begin = [&](int m) { return w.limits.low[m] / BLOCK - (int)tile.first_block; };
+    auto end = [&](int m) { return w.limits.high[m] / BLOCK - (int)tile.first_block; };
+    if (threadIdx.x < tile.count) {
+        const int m = threadIdx.x, from = begin(m), to = end(m);
+        const float *at = own + m * (D + 2) + D;
+        float most = fresh(at + from * step), sum = fresh(at + from * step + 1);
+        for (int nth = from + 1; nth <= to; nth++) {
+            const Fold f = fold(most, sum, fresh(at + nth * step), fresh(at + nth * step + 1));
+            most = f.max, sum = f.sum, factors[m][nth] = make_float2(f.keep, f.take);
+        }
+        w.running_sum[m] = sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < (int)tile.count * D; i += BLOCK) {
+        const int m = i / D, d = i % D, from = begin(m), to = end(m);
+        const float *at = own + m * (D + 2) + d;
+        float value = fresh(at + from * step);
+#pragma unroll 4
+        for (int nth = from + 1; nth <= to; nth++) value = folded(value, factors[m][nth].x, fresh(at + nth * step), factors[m][nth].y);
+        value = value / w.running_sum[m];
+        values[i] = value;
+        const u32 row = tile.first_row + (tile.from + m) / share, h = head * share + (tile.from + m) % share;
+        out[((u64)row * heads + h) * D + d] = value;
+    }
+    if (D % 128 != 0 || !prepared) return;
+    __syncthreads();
+    constexpr u32 LANES = D / 16;  // of a query: four for each 64 values
+    for (u32 i = threadIdx.x; i / 32 * 32 < tile.count * LANES; i += BLOCK) {
+        const bool active = i < tile.count * LANES;
+        const u32 m = active ? i / LANES : 0, group = i % LANES / 4, t = i % 4;
+        float v[4][4];
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            const float4 four = *(const float4 *)&values[m * D + group * 64 + s * 16 + t * 4];
+            v[s][0] = four.x, v[s][1] = four.y, v[s][2] = four.z, v[s][3] = four.w;
+        }
+        const u32 row = tile.first_row + (tile.from + m) / share, h = head * share + (tile.from + m) % share;
+        store_prepared(v, prepared, sums, row, h * (D / 64) + group, (heads * D + 255) / 256, nt, t, active);
+    }
+}
+
 // `items` are pairs (tile, block of the tile), or null: then a block of threads goes over all blocks of its tile. Partial results are
-// [partial][kv_heads][M][D + 2].
+// [partial][kv_heads][M][D + 2]. With `turns`, zeros [tile][kv_heads] that are zeros again afterwards, the last block of threads of a tile's head
+// folds: up to FOLDED key blocks.
 EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles,
-                                       const u32 *items, float *partials, float *out, u32 heads, u32 kv_heads, u32 window, float scale) {
+                                       const u32 *items, float *partials, float *out, u32 heads, u32 kv_heads, u32 window, float scale, u32 *turns, uint4 *prepared, float *sums, u32 nt) {
     after_others();
     SHARED_AT_LAUNCH(uint4, memory);
     Work &w = *(Work *)memory;
@@ -274,6 +325,16 @@ EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u1
         }
     }
     if (items && threadIdx.x < tile.count) own[threadIdx.x * (D + 2) + D] = w.max[threadIdx.x], own[threadIdx.x * (D + 2) + D + 1] = w.sum[threadIdx.x];
+    if (!items || !turns) return;
+    __threadfence();
+    __syncthreads();
+    u32 *turn = turns + items[2 * blockIdx.x] * kv_heads + head;
+    if (threadIdx.x == 0) w.pages[0] = atomicAdd(turn, 1u);
+    __syncthreads();
+    if (w.pages[0] + 1 != tile.blocks) return;
+    __threadfence();
+    if (threadIdx.x == 0) *turn = 0;
+    fold_tile(w, tile, partials, out, heads, kv_heads, head, prepared, sums, nt);
 }
 
 // Folds the partial results of a query: block x is a tile, y a K/V head, z one of its queries. With `prepared`, what comes out is also stored as

@@ -63,6 +63,13 @@ __device__ __forceinline__ uint4 stream(const void *p) {
     return v;
 }
 
+// A value that another block of threads wrote meanwhile: past the first-level cache.
+__device__ __forceinline__ float fresh(const float *p) {
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+}
+
 // Asks for 128 bytes that will be needed.
 __device__ __forceinline__ void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 

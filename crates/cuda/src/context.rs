@@ -238,6 +238,11 @@ impl Operation<'_> {
         self.queue.push(Launch::new(tag, function, shape.grid, shape.block, shape.shared, args));
     }
 
+    /// Whether work may be added to launches that others would do on their own.
+    pub fn joins(&self) -> bool {
+        self.fuse
+    }
+
     /// The kernel queued last, unless it went off: an operation may add its own work to it.
     pub fn last(&mut self) -> Option<&mut Launch> {
         if self.fuse { self.queue.last() } else { None }

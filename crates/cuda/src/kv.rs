@@ -5,7 +5,7 @@ use mlxcel_compute::{ComputeError, KvGroup, KvShape};
 
 use crate::context::Context;
 use crate::memory::Held;
-use crate::ops::attend::AttendKernels;
+use crate::ops::attend::{AttendKernels, TURNS};
 
 /// Positions of a page.
 pub const PAGE_LEN: usize = 64;
@@ -22,6 +22,7 @@ pub struct LayerPages {
 /// The pages of all layers.
 pub struct CudaKv {
     pub(crate) groups: Vec<Vec<LayerPages>>,
+    turns: Held, // zeros between launches: how many blocks of threads are done with a tile (attend.cu)
     _memory: Vec<Held>,
 }
 
@@ -64,6 +65,13 @@ impl CudaKv {
             memory.push(held);
             groups.push(layers);
         }
-        Ok(CudaKv { groups, _memory: memory })
+        let turns = ctx.held(TURNS * size_of::<u32>(), "the KV cache")?;
+        ctx.zero(turns.address(), turns.bytes())?;
+        Ok(CudaKv { groups, turns, _memory: memory })
+    }
+
+    /// Device address of the zeros that attention counts in.
+    pub(crate) fn turns(&self) -> u64 {
+        self.turns.address()
     }
 }

@@ -110,3 +110,56 @@ fn joined_launches_give_the_same_bits() {
     assert!(bits(&layer(&b, 3, 1e-6, true)) != bits(&layer(&b, 3, 1e-4, true)));
     assert_eq!(b.context().failure(), None);
 }
+
+/// Attention of several sequences whose last `rows` rows stand behind many keys, then a matrix.
+fn behind_many_keys(b: &CudaBackend, dim: usize, rows: usize, window: Option<usize>) -> Vec<Vec<f32>> {
+    const STARTS: [usize; 3] = [1100, 290, 3];
+    let mut rng = Rng::new(11);
+    let (q_width, kv_width) = (HEADS * dim, KV_HEADS * dim);
+    let wo = weight(b, &mut rng, HIDDEN, q_width);
+    let group = KvGroup { window, layers: vec![KvShape { kv_heads: KV_HEADS, head_dim: dim }] };
+    let mut kv = b.kv_new(&[group], &[80]).expect("memory for a few pages");
+    let slot = KvSlot { group: 0, layer: 0 };
+    let tables: Vec<Vec<u32>> = (0..3).map(|s| (0..20).map(|p| 4 * p + s).collect()).collect();
+    let mut last = Batch::new();
+    for (s, start) in STARTS.iter().enumerate() {
+        let mut batch = Batch::new();
+        batch.push(s, 0, &vec![0; start + rows], &[&tables[s]], Wanted::All);
+        let [k, v] = [(); 2].map(|()| {
+            let mut buffer = b.buffer(batch.rows(), kv_width);
+            b.write(&mut buffer, &values(&mut rng, batch.rows() * kv_width));
+            buffer
+        });
+        b.kv_append(&mut kv, slot, &batch, &k, &v);
+        last.push(s, *start, &vec![0; rows], &[&tables[s]], Wanted::All);
+    }
+    // One after the other in the same memory: what is folded too early, or what is left behind, is of other queries.
+    let mut ask = || {
+        let mut q = b.buffer(last.rows(), q_width);
+        b.write(&mut q, &values(&mut rng, last.rows() * q_width));
+        let (mut mixed, mut out) = (b.buffer(last.rows(), q_width), b.buffer(last.rows(), HIDDEN));
+        b.attend(&kv, slot, &last, &q, Attend { heads: HEADS, scale: 0.3, window }, &mut mixed);
+        b.linear(&mixed, &[&wo], &mut [&mut out]);
+        [&mixed, &out].map(|buffer| b.read(buffer))
+    };
+    [ask(), ask(), ask()].concat()
+}
+
+#[test]
+fn whoever_folds_gives_the_same_bits() {
+    let Some(b) = device() else { return };
+    for dim in [64, 128, 256, 512] {
+        for (rows, window) in [(1, None), (1, Some(300)), (4, None), (7, Some(1000))] {
+            let both = [false, true].map(|joins| {
+                b.context().use_fusion(joins);
+                let before = b.context().sent().kernels;
+                (bits(&behind_many_keys(&b, dim, rows, window)), b.context().sent().kernels - before)
+            });
+            assert_eq!(both[1].0, both[0].0, "{dim}, {rows} rows, window {window:?}");
+            assert!(both[1].1 + 3 <= both[0].1, "attention folds by itself");
+        }
+    }
+    let one = |window| bits(&behind_many_keys(&b, 64, 1, window));
+    assert_ne!(one(Some(300)), one(Some(301)), "the comparison sees one key");
+    assert_eq!(b.context().failure(), None);
+}

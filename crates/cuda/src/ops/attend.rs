@@ -19,6 +19,10 @@ const QUERIES: usize = 16;
 const FOLDERS: usize = 128;
 /// Rows up to which every key block is a block of threads of its own. Either way gives the same bits.
 const FEW_ROWS: usize = 32;
+/// Key blocks of a tile up to which the last block of threads folds them. Either way gives the same bits.
+const FOLDED: u32 = 16;
+/// Zeros of a [`CudaKv`] that attention counts in: one for each tile and K/V head.
+pub const TURNS: usize = 1 << 14;
 
 /// The kernels of `attend.cu` for a head width.
 #[derive(Clone, Copy)]
@@ -128,7 +132,10 @@ pub fn attend(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, q: &CudaB
     let count = if few { plan.blocks.len() } else { plan.tiles.len() };
     let window = spec.window.unwrap_or(0);
     let partials_at = partials.as_ref().map_or(0, |p| p.address());
-    op.launch(
+    let folds =
+        few && op.joins() && plan.tiles.iter().all(|t| t.blocks <= FOLDED) && plan.tiles.len() * kv_heads <= TURNS;
+    fuse::attend(
+        &mut op,
         layer.kernels.attend,
         Shape { grid: [count, kv_heads, 1], block: KEY_BLOCK, shared: layer.kernels.shared },
         &args![
@@ -145,10 +152,13 @@ pub fn attend(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, q: &CudaB
             spec.heads,
             kv_heads,
             window,
-            spec.scale
+            spec.scale,
+            if folds { kv.turns() } else { 0 }
         ],
+        folds,
+        head_dim,
     );
-    if few {
+    if few && !folds {
         let queries = plan.tiles.iter().map(|t| t.count as usize).max().unwrap_or(0);
         fuse::fold(
             &mut op,

@@ -23,6 +23,7 @@ mod tag {
     pub const GATE: u32 = 3;
     pub const HEADS: u32 = 4;
     pub const FOLD: u32 = 5;
+    pub const ATTEND: u32 = 6;
 }
 
 /// Widest head of the kernel that joins what is done to heads.
@@ -114,6 +115,10 @@ fn join_prepare(
             (a[7], a[8], a[9]) = (to, sums, nt);
             true
         }
+        tag::ATTEND if a[9] == x && a[15] == 0 && inputs.is_multiple_of(SUPER) => {
+            (a[15], a[16], a[17]) = (to, sums, nt);
+            true
+        }
         _ => false,
     }
 }
@@ -185,6 +190,20 @@ pub fn activate_mul(
     let values = rows * width;
     let args = args![x, activation(act), y, column, width, y_width, values as u64];
     ctx.operation(0).launch_as(tag::GATE, k.activate_mul, Shape::each(values), &args);
+}
+
+/// Attention; `folds` says that its launch yields the result. The last three arguments, for storing that, are added here.
+pub fn attend(
+    op: &mut Operation<'_>,
+    function: Function,
+    shape: Shape,
+    args: &[u64; 15],
+    folds: bool,
+    head_dim: usize,
+) {
+    let all = [args.as_slice(), &[0, 0, 1]].concat();
+    let open = folds && head_dim.is_multiple_of(128);
+    op.launch_as(if open { tag::ATTEND } else { 0 }, function, shape, &all);
 }
 
 /// Folds partial results of attention. The last three arguments, for storing what comes out, are added here. `head_dim` decides
