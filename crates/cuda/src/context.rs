@@ -58,7 +58,7 @@ impl Context {
         let device = Device::open(ordinal)?;
         let arena = Arena::new(Arc::clone(&device));
         let modules = Modules::new(Arc::clone(&device), cache);
-        let queue = Mutex::new(Queue::new()?);
+        let queue = Mutex::new(Queue::new(&device)?);
         let (fuse, wide) = (AtomicBool::new(true), AtomicBool::new(true));
         Ok(Arc::new(Context { device, arena, modules, queue, fuse, wide }))
     }

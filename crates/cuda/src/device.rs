@@ -115,6 +115,22 @@ impl Device {
         check("cuMemGetInfo", result::mem_get_info())
     }
 
+    /// Memory of the device; whoever asks gives it back once.
+    ///
+    /// # Errors
+    /// When there is no such room left, with what for and how much is free.
+    pub(crate) fn allocate(&self, bytes: usize, what: &str) -> Result<u64, CudaError> {
+        self.bind()?;
+        // SAFETY: the context is current.
+        match unsafe { result::malloc_sync(bytes) } {
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (free, total) = result::mem_get_info().unwrap_or_default();
+                Err(CudaError::Memory { what: what.to_owned(), needed: bytes, free, total })
+            }
+            other => check("cuMemAlloc", other),
+        }
+    }
+
     /// The architecture as the compiler spells it: with the instructions of this very chip where they are used.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.capability, if self.capability == 90 { "a" } else { "" })

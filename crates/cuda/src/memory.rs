@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::result;
 
 use crate::device::Device;
 use crate::error::CudaError;
@@ -165,19 +165,9 @@ impl Arena {
     }
 
     fn allocate(&self, free: &mut Free, bytes: usize, what: &str) -> Result<u64, CudaError> {
-        self.device.bind()?;
-        // SAFETY: the context is current; the address is freed once, by `Held`, by `trim` or with the arena.
-        match unsafe { result::malloc_sync(bytes) } {
-            Ok(address) => {
-                free.held += bytes;
-                Ok(address)
-            }
-            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                let (left, total) = result::mem_get_info().unwrap_or_default();
-                Err(CudaError::Memory { what: what.to_owned(), needed: bytes, free: left, total })
-            }
-            Err(e) => Err(CudaError::call("cuMemAlloc", e)),
-        }
+        let address = self.device.allocate(bytes, what)?;
+        free.held += bytes;
+        Ok(address)
     }
 
     /// Gives unused blocks that are allocations of their own back to the device. Nothing may be queued that is not launched yet: it

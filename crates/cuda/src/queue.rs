@@ -181,13 +181,12 @@ fn mix(hash: u64, word: u64) -> u64 {
 }
 
 impl Queue {
-    /// An empty queue. The device's context must be current.
+    /// An empty queue.
     ///
     /// # Errors
     /// When its memory cannot be had.
-    pub fn new() -> Result<Self, CudaError> {
-        // SAFETY: the context is current; lives as long as the queue.
-        let feed_device = unsafe { result::malloc_sync(FEED) }.map_err(|e| CudaError::call("cuMemAlloc", e))?;
+    pub fn new(device: &Device) -> Result<Self, CudaError> {
+        let feed_device = device.allocate(FEED, "a forward's inputs")?;
         Ok(Queue {
             launches: Vec::new(),
             feed: Pinned::new(FEED)?,
@@ -234,8 +233,8 @@ impl Queue {
             // SAFETY: from `malloc_sync`, and nothing that reads it is under way.
             let freed = unsafe { result::free_sync(self.feed_device) };
             freed.map_err(|e| CudaError::call("cuMemFree", e))?;
-            // SAFETY: the context is current; lives as long as the queue.
-            self.feed_device = unsafe { result::malloc_sync(size) }.map_err(|e| CudaError::call("cuMemAlloc", e))?;
+            self.feed_device = 0;
+            self.feed_device = device.allocate(size, "a forward's inputs")?;
         }
         if self.in_flight {
             // The copy of what was fed last may not have happened yet.
@@ -261,6 +260,10 @@ impl Queue {
             return self.feed_device + *at as u64;
         }
         let at = self.fed;
+        if at + data.len() > self.feed.bytes {
+            // Only after a fault, when nobody makes room: nothing that would read it is launched any more.
+            return self.feed_device;
+        }
         self.feed.bytes()[at..at + data.len()].copy_from_slice(data);
         self.fed = (at + data.len()).next_multiple_of(16);
         self.parts.insert(hash, (at, data.len()));
