@@ -59,7 +59,8 @@ std::vector<std::string> kernels(std::string &text) {
 
 }  // namespace
 
-API nvrtcVersion(int *major, int *minor) { return *major = 0, *minor = 1, 0; }
+// What kernels are compiled with is part of the version (build.sh), so that none is taken from a cache that was compiled with another.
+API nvrtcVersion(int *major, int *minor) { return *major = 0, *minor = EMULATOR_VERSION, 0; }
 
 API nvrtcCreateProgram(Program **program, const char *text, const char *name, int, const char **, const char **) {
     return *program = new Program{text, name ? name : "kernel.cu", {}, {}}, 0;
@@ -90,7 +91,7 @@ API nvrtcCompileProgram(Program *program, int count, const char **options) {
         for (const std::string &name : kernels(text)) {
             const std::string entry = "emulator_enter_" + name;
             text += "\nextern \"C\" __attribute__((visibility(\"default\"))) const unsigned emulator_count_" + name + " = emulator::count(" + name + ");" +
-                    "\nextern \"C\" __attribute__((visibility(\"default\"))) void " + entry + "(emulator::Thread *t, void **a) { emulator::enter(" + name + ", t, a); }";
+                    "\nextern \"C\" __attribute__((visibility(\"default\"))) void " + entry + "(void **a) { emulator::enter(" + name + ", a); }";
         }
         write(base + ".ii", text + "\n");
         ok = succeeds(cxx + options_of_all + " -shared " + base + ".ii -o " + base + ".so", log, program->log);

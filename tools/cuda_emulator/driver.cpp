@@ -91,9 +91,10 @@ char *allocate(size_t bytes) {
     return at + (pages - bytes) / 512 * 512;
 }
 
+// The addresses stay taken, so that a use after this is an access to nothing, too.
 void release(char *at, size_t bytes) {
     const size_t page = sysconf(_SC_PAGESIZE), pages = (bytes + page - 1) / page * page;
-    munmap((char *)((uintptr_t)at / page * page), pages + page);
+    mmap((char *)((uintptr_t)at / page * page), pages + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 void perform(Operation &o) {
@@ -130,12 +131,12 @@ int add(void *to, Operation o) {
     return OK;
 }
 
-bool is_pinned(const void *p) {
-    State &s = state();
-    auto after = s.pinned.upper_bound((char *)p);
-    if (after == s.pinned.begin()) return false;
+// Whether memory lies whole in one of some allocations.
+bool inside(const std::map<char *, size_t> &allocations, const void *p, size_t bytes) {
+    auto after = allocations.upper_bound((char *)p);
+    if (after == allocations.begin()) return false;
     auto own = std::prev(after);
-    return (char *)p < own->first + own->second;
+    return (char *)p + bytes <= own->first + own->second;
 }
 
 }  // namespace
@@ -223,19 +224,22 @@ API cuMemFreeHost(void *address) {
 
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     LOCK;
+    if (!inside(state().memory, (void *)to, bytes)) return INVALID;
     Operation o = {Operation::COPY, {}, (void *)to, from, {}, bytes, 0};
     // The driver takes other memory before it returns.
-    if (!is_pinned(from)) o.taken.assign((const char *)from, (const char *)from + bytes);
+    if (!inside(state().pinned, from, 1)) o.taken.assign((const char *)from, (const char *)from + bytes);
     return add(stream, std::move(o));
 }
 
 API cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     LOCK;
+    if (!inside(state().memory, (const void *)from, bytes)) return INVALID;
     return add(stream, {Operation::COPY, {}, to, (const void *)from, {}, bytes, 0});
 }
 
 API cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, void *stream) {
     LOCK;
+    if (!inside(state().memory, (void *)to, bytes)) return INVALID;
     return add(stream, {Operation::FILL, {}, (void *)to, nullptr, {}, bytes, byte});
 }
 
@@ -299,17 +303,24 @@ API cuGraphLaunch(void *graph, void *stream) {
     return OK;
 }
 
-static const char *name_of(int result) {
-    switch (result) {
-        case OK: return "no error";
-        case INVALID: return "invalid argument";
-        case OUT_OF_MEMORY: return "out of memory";
-        case NO_DEVICE: return "no CUDA-capable device is detected";
-        case INVALID_IMAGE: return "device kernel image is invalid";
-        case NOT_FOUND: return "named symbol not found";
-        case LAUNCH_FAILED: return "unspecified launch failure";
-        default: return "unknown error";
-    }
+struct Words {
+    int result;
+    const char *name, *text;
+};
+static const Words RESULTS[] = {
+    {OK, "CUDA_SUCCESS", "no error"},
+    {INVALID, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+};
+static const Words &words_of(int result) {
+    for (const Words &w : RESULTS)
+        if (w.result == result) return w;
+    static const Words other = {-1, "CUDA_ERROR_UNKNOWN", "unknown error"};
+    return other;
 }
-API cuGetErrorName(int result, const char **text) { return *text = name_of(result), OK; }
-API cuGetErrorString(int result, const char **text) { return *text = name_of(result), OK; }
+API cuGetErrorName(int result, const char **text) { return *text = words_of(result).name, OK; }
+API cuGetErrorString(int result, const char **text) { return *text = words_of(result).text, OK; }

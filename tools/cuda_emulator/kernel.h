@@ -10,27 +10,16 @@
 #include "shared.h"
 
 namespace emulator {
-static thread_local Thread *now;
 static const Services *services;
 
-static inline void meet(void (*finish)(Warp *, uint32_t) = nullptr) {
-    Thread *self = now;
-    services->meet(self, finish);
-    now = self;
-}
-static inline int meet_block(int value) {
-    Thread *self = now;
-    const int any = services->meet_block(self, value);
-    now = self;
-    return any;
-}
+static inline void meet(void (*finish)(Warp *, uint32_t) = nullptr) { services->meet(now(), finish); }
+static inline int meet_block(int value) { return services->meet_block(now(), value); }
 
 template <class... A, size_t... I> static void apply(void (*kernel)(A...), void **arguments, std::index_sequence<I...>) {
     kernel(*(A *)arguments[I]...);
 }
 template <class... A> constexpr unsigned count(void (*)(A...)) { return sizeof...(A); }
-template <class... A> static void enter(void (*kernel)(A...), Thread *self, void **arguments) {
-    now = self;
+template <class... A> static void enter(void (*kernel)(A...), void **arguments) {
     apply(kernel, arguments, std::index_sequence_for<A...>());
 }
 }  // namespace emulator
@@ -43,11 +32,11 @@ extern "C" __attribute__((visibility("default"))) void emulator_attach(const emu
 #define __launch_bounds__(...)
 #define __shared__ static thread_local
 #define __align__(n) __attribute__((aligned(n)))
-#define threadIdx (emulator::now->thread)
-#define blockIdx (emulator::now->block)
-#define blockDim (emulator::now->threads)
-#define gridDim (emulator::now->blocks)
-#define SHARED_AT_LAUNCH(type, name) type *const name = (type *)emulator::now->memory
+#define threadIdx (emulator::now()->thread)
+#define blockIdx (emulator::now()->block)
+#define blockDim (emulator::now()->threads)
+#define gridDim (emulator::now()->blocks)
+#define SHARED_AT_LAUNCH(type, name) type *const name = (type *)emulator::now()->memory
 
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
@@ -74,14 +63,14 @@ static inline u32 atomicAdd(u32 *p, u32 v) { return __atomic_fetch_add(p, v, __A
 
 template <class T> static inline T __shfl_sync(u32, T v, int from) {
     static_assert(sizeof(T) <= 8, "two words at most");
-    emulator::Warp *warp = emulator::now->warp;
+    emulator::Warp *warp = emulator::now()->warp;
     const u32 set = warp->generation % 2;
-    memcpy(warp->words[set][emulator::now->lane], &v, sizeof v);
+    memcpy(warp->words[set][emulator::now()->lane], &v, sizeof v);
     emulator::meet();
     memcpy(&v, warp->words[set][from & 31], sizeof v);
     return v;
 }
-template <class T> static inline T __shfl_xor_sync(u32 mask, T v, int step) { return __shfl_sync(mask, v, (int)(emulator::now->lane ^ step)); }
+template <class T> static inline T __shfl_xor_sync(u32 mask, T v, int step) { return __shfl_sync(mask, v, (int)(emulator::now()->lane ^ step)); }
 
 static inline void after_others() {}
 static inline void prefetch(const void *) {}
@@ -110,8 +99,9 @@ static void multiply(Warp *warp, u32 generation) {
             for (u32 p = 0; p < 2; p++) b[2 * t + 8 * j + p][g] = widen(w[4 + j] >> 16 * p & 0xffff);
         for (u32 e = 0; e < 4; e++) d[g + e / 2 * 8][2 * t + e % 2] = __uint_as_float(w[6 + e]);
     }
-    for (u32 row = 0; row < 16; row++)
-        for (u32 k = 0; k < 16; k++)
+    // Rows inside: sixteen sums that do not wait for each other.
+    for (u32 k = 0; k < 16; k++)
+        for (u32 row = 0; row < 16; row++)
             for (u32 column = 0; column < 8; column++) d[row][column] = fmaf(a[row][k], b[k][column], d[row][column]);
     for (u32 lane = 0; lane < 32; lane++)
         for (u32 e = 0; e < 4; e++) words[lane][6 + e] = __float_as_uint(d[lane / 4 + e / 2 * 8][2 * (lane % 4) + e % 2]);
@@ -126,8 +116,8 @@ static inline u32 fma2(u32 a, u32 b, u32 c) {
 }
 
 static inline void mma(float *d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    emulator::Warp *warp = emulator::now->warp;
-    u32 *own = warp->words[warp->generation % 2][emulator::now->lane];
+    emulator::Warp *warp = emulator::now()->warp;
+    u32 *own = warp->words[warp->generation % 2][emulator::now()->lane];
     own[0] = a0, own[1] = a1, own[2] = a2, own[3] = a3, own[4] = b0, own[5] = b1;
     memcpy(own + 6, d, 16);
     emulator::meet(emulator::multiply);

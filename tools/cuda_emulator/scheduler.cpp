@@ -6,10 +6,13 @@
 
 #include "scheduler.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -17,13 +20,8 @@
 #include <mutex>
 #include <thread>
 
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
-
 namespace emulator {
 
-constexpr size_t STACK = 256 << 10;
 constexpr uint32_t MOST_THREADS = 1024, MEMORY = 256 << 10;
 
 #if defined(__x86_64__)
@@ -53,9 +51,9 @@ emulator_switch:
 )");
 struct Place {
     void *at;
-    void begin(char *stack, void (*entry)()) {
+    void begin(char *end, void (*entry)()) {
         // The stack as the switch leaves it, then the entry; a called function finds its stack 8 past a multiple of 16.
-        void **top = (void **)(stack + STACK) - 1;
+        void **top = (void **)end - 1;
         *--top = (void *)entry;
         for (int i = 0; i < 6; i++) *--top = nullptr;
         at = top;
@@ -64,51 +62,105 @@ struct Place {
 static inline void go(Place &from, Place &to) { emulator_switch(&from.at, to.at); }
 #else
 struct Place {
-    ucontext_t at;
-    void begin(char *stack, void (*entry)()) {
-        getcontext(&at);
-        at.uc_stack.ss_sp = stack, at.uc_stack.ss_size = STACK, at.uc_link = nullptr;
-        makecontext(&at, entry, 0);
+    ucontext_t *at;  // made once, as what a thread is known by has to be small
+    void begin(char *end, void (*entry)()) {
+        if (!at) at = new ucontext_t;
+        getcontext(at);
+        at->uc_stack.ss_sp = end - STACK / 2, at->uc_stack.ss_size = STACK / 2, at->uc_link = nullptr;
+        makecontext(at, entry, 0);
     }
 };
-static inline void go(Place &from, Place &to) { swapcontext(&from.at, &to.at); }
+static inline void go(Place &from, Place &to) {
+    if (!from.at) from.at = new ucontext_t;
+    swapcontext(from.at, to.at);
+}
 #endif
-
-enum Wait { READY, FOR_WARP, FOR_BLOCK, DONE };
 
 struct Fiber {
     Thread thread;  // first: a Thread * is a Fiber *
     Place place;
-    Wait wait;
-    uint32_t generation;
+    const uint32_t *counter;  // what it waits for: that this is another than
+    uint32_t stale;
 };
+static_assert(sizeof(Fiber) <= FIBER && FIBER * (MOST_THREADS + 1) <= STACK && STACK * (MOST_THREADS + 1) <= REGION, "what shared.h says");
+
+static const uint32_t ALWAYS = 1;  // stale at 0: may go on; stale at 1: never will
+
+enum Order { FORWARD, REVERSE, MIXED };
+
+static Order order() {
+    static const Order order = [] {
+        const char *wanted = getenv("MLXCEL_EMULATOR_ORDER");
+        return !wanted ? FORWARD : !strcmp(wanted, "reverse") ? REVERSE : !strcmp(wanted, "mixed") ? MIXED : FORWARD;
+    }();
+    return order;
+}
 
 struct Block {
-    Place scheduler;
+    Place *scheduler;
     const Launch *launch;
     void **arguments;
     uint32_t generation, arrived, live;
     int any, seen;  // brought to this barrier; brought to the last
     const char *wrong;
+
+    // The sweep over the lanes of a warp, again and again until none can go on; then the next warp's.
+    Order order;
+    char *fibers;  // of its first thread
+    Warp *warps, *warp;
+    uint32_t count, at, lanes, lane, shift, turn, start, warp_was, block_was;
+    bool moved;
+
+    Fiber *fiber(uint32_t i) { return (Fiber *)(fibers + i * FIBER); }
+
+    void sweep() {
+        const uint32_t w = order == FORWARD ? at : order == REVERSE ? count - 1 - at : (at + start) % count;
+        warp = warps + w, lanes = warp->lanes, lane = 0;
+        shift = order == MIXED ? turn % lanes : 0;
+        warp_was = warp->generation, block_was = generation;
+    }
+
+    // Whose turn it is; nobody's if all have returned, or none can go on.
+    Fiber *next() {
+        while (live) {
+            while (lane < lanes) {
+                uint32_t l = lane++ + shift;
+                if (l >= lanes) l -= lanes;
+                if (order == REVERSE) l = lanes - 1 - l;
+                Fiber *one = fiber((warp - warps) * 32 + l);
+                if (*one->counter != one->stale) return moved = true, one;
+            }
+            turn++;
+            // Who was passed by can go on only if somebody moved one of the two counters since.
+            if (warp->generation == warp_was && generation == block_was && ++at == count) {
+                if (!moved) return nullptr;
+                at = 0, moved = false, start = turn;
+            }
+            sweep();
+        }
+        return nullptr;
+    }
 };
 
-static thread_local Fiber *running;
-
-static void wait(Fiber *self, Wait what, uint32_t generation) {
-    self->wait = what, self->generation = generation;
+static void give_way(Fiber *self) {
     Block *block = self->thread.of;
-    go(self->place, block->scheduler);
+    Fiber *next = block->wrong ? nullptr : block->next();
+    if (next != self) go(self->place, next ? next->place : *block->scheduler);
+}
+
+static void wait(Fiber *self, const uint32_t *counter) {
+    self->counter = counter, self->stale = *counter;
+    give_way(self);
 }
 
 static void meet(Thread *thread, void (*finish)(Warp *, uint32_t)) {
     Warp *warp = thread->warp;
-    const uint32_t generation = warp->generation;
     if (warp->left) {
         thread->of->wrong = "a lane returned before its warp met";
-        wait((Fiber *)thread, DONE, 0);
+        wait((Fiber *)thread, &ALWAYS);
     }
-    if (++warp->arrived < warp->lanes) return wait((Fiber *)thread, FOR_WARP, generation);
-    if (finish) finish(warp, generation);
+    if (++warp->arrived < warp->lanes) return wait((Fiber *)thread, &warp->generation);
+    if (finish) finish(warp, warp->generation);
     warp->arrived = 0;
     warp->generation++;
 }
@@ -121,11 +173,10 @@ static void release(Block *block) {
 static int meet_block(Thread *thread, int value) {
     Block *block = thread->of;
     block->any |= value != 0;
-    const uint32_t generation = block->generation;
     if (++block->arrived == block->live) {
         release(block);
     } else {
-        wait((Fiber *)thread, FOR_BLOCK, generation);
+        wait((Fiber *)thread, &block->generation);
     }
     return block->seen;
 }
@@ -133,88 +184,71 @@ static int meet_block(Thread *thread, int value) {
 const Services SERVICES = {meet, meet_block};
 
 static void entry() {
-    Fiber *self = running;
-    Block *block = self->thread.of;
-    block->launch->kernel->entry(&self->thread, block->arguments);
-    if (self->thread.warp->arrived) block->wrong = "a lane returned while others of its warp wait for it";
-    self->thread.warp->left++;
+    Thread *self = now();
+    Block *block = self->of;
+    block->launch->kernel->entry(block->arguments);
+    if (self->warp->arrived) block->wrong = "a lane returned while others of its warp wait for it";
+    self->warp->left++;
     block->live--;
     if (block->live && block->arrived == block->live) release(block);
-    wait(self, DONE, 0);
+    wait((Fiber *)self, &ALWAYS);
 }
+
+static thread_local uintptr_t own_region;  // of this thread of the processor, if it has one
 
 // What a thread of the processor needs for a block.
 struct Bench {
-    char *stacks, *memory;
-    std::vector<Fiber> fibers{MOST_THREADS};
+    char *region, *memory_end;
+    Place scheduler = {};
     std::vector<Warp> warps{MOST_THREADS / 32};
 
+    static char *map(size_t bytes) {
+        void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (at == MAP_FAILED) perror("cuda_emulator: stacks"), abort();
+        return (char *)at;
+    }
+
     Bench() {
-        auto map = [](size_t bytes) { return (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0); };
-        stacks = map(STACK * MOST_THREADS);
-        memory = map(MEMORY);
-        if (stacks == MAP_FAILED || memory == MAP_FAILED) perror("cuda_emulator: stacks"), abort();
+        region = (char *)(((uintptr_t)map(2 * REGION) + REGION - 1) & ~(REGION - 1));
+        own_region = (uintptr_t)region;
+        // A stack that is too small, and more shared memory than asked for, end the process.
+        for (uint32_t i = 1; i <= MOST_THREADS; i++) mprotect(region + i * STACK, 4096, PROT_NONE);
+        memory_end = map(2 * MEMORY) + MEMORY;
+        mprotect(memory_end, MEMORY, PROT_NONE);
+        stack_t own = {};
+        if (sigaltstack(nullptr, &own) == 0 && own.ss_flags & SS_DISABLE) {
+            own.ss_flags = 0, own.ss_size = 64 << 10, own.ss_sp = map(own.ss_size);
+            sigaltstack(&own, nullptr);
+        }
+    }
+
+    const char *run(const Launch &launch, void **arguments, Dim at) {
+        const uint32_t threads = launch.threads.x;
+        char *memory = memory_end - (launch.memory + 127) / 128 * 128;
+        memset(memory, 0xff, launch.memory);  // NaN: nothing is there at first
+        Block block = {};
+        block.scheduler = &scheduler, block.launch = &launch, block.arguments = arguments, block.live = threads;
+        block.order = order(), block.fibers = region + FIBER, block.warps = warps.data();
+        block.count = (threads + 31) / 32, block.turn = block.start = at.x * 7 + at.y;
+        for (uint32_t w = 0; w < block.count; w++) {
+            Warp &warp = warps[w];
+            warp.generation = warp.arrived = warp.left = 0;
+            warp.lanes = threads - 32 * w < 32 ? threads - 32 * w : 32;
+        }
+        for (uint32_t i = 0; i < threads; i++) {
+            Fiber &fiber = *block.fiber(i);
+            fiber.thread = {{i, 0, 0}, at, launch.threads, launch.blocks, i % 32, &warps[i / 32], &block, memory};
+            // Stacks that began at equal places of their pages would share few lines of the processor's cache.
+            fiber.place.begin(region + (i + 2) * STACK - i % 64 * 512, entry);
+            fiber.counter = &ALWAYS, fiber.stale = 0;
+        }
+        block.sweep();
+        Fiber *first = block.next();
+        if (first) go(scheduler, first->place);
+        if (block.live && !block.wrong) return "its threads wait for each other: a barrier that not all of them reach";
+        return block.wrong;
     }
 };
-
-static bool ready(const Fiber &fiber, const Block &block) {
-    switch (fiber.wait) {
-        case READY: return true;
-        case FOR_WARP: return fiber.generation != fiber.thread.warp->generation;
-        case FOR_BLOCK: return fiber.generation != block.generation;
-        default: return false;
-    }
-}
-
-static const char *run_block(Bench &bench, const Launch &launch, void **arguments, Dim at) {
-    enum Order { FORWARD, REVERSE, MIXED };
-    static const Order order = [] {
-        const char *wanted = getenv("MLXCEL_EMULATOR_ORDER");
-        return !wanted ? FORWARD : !strcmp(wanted, "reverse") ? REVERSE : !strcmp(wanted, "mixed") ? MIXED : FORWARD;
-    }();
-    const uint32_t threads = launch.threads.x, warps = (threads + 31) / 32;
-    Block block = {};
-    block.launch = &launch, block.arguments = arguments, block.live = threads;
-    memset(bench.memory, 0xff, launch.memory);  // NaN: nothing is there at first
-    for (uint32_t w = 0; w < warps; w++) {
-        Warp &warp = bench.warps[w];
-        warp.generation = warp.arrived = warp.left = 0;
-        warp.lanes = threads - 32 * w < 32 ? threads - 32 * w : 32;
-    }
-    for (uint32_t i = 0; i < threads; i++) {
-        Fiber &fiber = bench.fibers[i];
-        fiber.thread = {{i, 0, 0}, at, launch.threads, launch.blocks, i % 32, &bench.warps[i / 32], &block, bench.memory};
-        fiber.place.begin(bench.stacks + i * STACK, entry);
-        fiber.wait = READY;
-    }
-    uint32_t left = threads, turn = at.x * 7 + at.y;
-    while (left) {
-        bool moved = false;
-        const uint32_t start = turn;
-        for (uint32_t i = 0; i < warps && !block.wrong; i++) {
-            const uint32_t w = order == FORWARD ? i : order == REVERSE ? warps - 1 - i : (i + start) % warps;
-            bool again = true;
-            while (again) {
-                again = false;
-                const uint32_t lanes = bench.warps[w].lanes;
-                for (uint32_t l = 0; l < lanes; l++) {
-                    const uint32_t lane = order == FORWARD ? l : order == REVERSE ? lanes - 1 - l : (l + turn) % lanes;
-                    Fiber &fiber = bench.fibers[w * 32 + lane];
-                    if (!ready(fiber, block)) continue;
-                    fiber.wait = READY;
-                    running = &fiber;
-                    go(block.scheduler, fiber.place);
-                    if (block.wrong) return block.wrong;
-                    if (fiber.wait == DONE) left--;
-                    again = moved = true;
-                }
-                turn++;
-            }
-        }
-        if (left && !moved) return "its threads wait for each other: a barrier that not all of them reach";
-    }
-    return block.wrong;
-}
 
 // Threads of the processor that take blocks of one launch after another.
 class Pool {
@@ -224,14 +258,20 @@ class Pool {
     }
 
     void run(uint64_t blocks, const std::function<void(Bench &, uint64_t)> &each) {
-        {
+        if (blocks > 1) {
             std::lock_guard<std::mutex> lock(mutex);
-            work = &each, total = blocks, next = 0, busy = 0, round++;
+            work = &each, total = blocks, next = 0, round++;
+            wake.notify_all();
+        } else {
+            total = blocks, next = 0;
         }
-        if (blocks > 1) wake.notify_all();
         take(each);
+        if (blocks <= 1) return;
         std::unique_lock<std::mutex> lock(mutex);
         work = nullptr;
+        lock.unlock();
+        briefly([this] { return busy == 0; });
+        lock.lock();
         idle.wait(lock, [this] { return busy == 0; });
     }
 
@@ -239,9 +279,18 @@ class Pool {
     std::mutex mutex;
     std::condition_variable wake, idle;
     const std::function<void(Bench &, uint64_t)> *work = nullptr;
-    uint64_t total = 0, round = 0;
-    std::atomic<uint64_t> next{0};
-    int busy = 0;
+    uint64_t total = 0;
+    std::atomic<uint64_t> next{0}, round{0};
+    std::atomic<int> busy{0};
+
+    // Launches follow each other closely: some microseconds of waiting awake are shorter than being woken.
+    template <class Until> static void briefly(Until until) {
+        for (int i = 0; i < 2000 && !until(); i++) {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+    }
 
     void take(const std::function<void(Bench &, uint64_t)> &each) {
         static thread_local Bench *bench = new Bench;
@@ -250,8 +299,9 @@ class Pool {
 
     void follow() {
         uint64_t seen = 0;
-        std::unique_lock<std::mutex> lock(mutex);
         for (;;) {
+            briefly([&] { return round != seen; });
+            std::unique_lock<std::mutex> lock(mutex);
             wake.wait(lock, [&] { return round != seen && work; });
             seen = round, busy++;
             const auto &each = *work;
@@ -263,26 +313,58 @@ class Pool {
     }
 };
 
+// Says which thread of which kernel did what ends the process; then whoever was there before is asked, as the access comes again.
+static struct sigaction before[3];
+static const int SIGNALS[3] = {SIGSEGV, SIGBUS, SIGFPE};
+
+static void fault(int signal, siginfo_t *info, void *context) {
+#if defined(__x86_64__)
+    const uintptr_t stack = ((ucontext_t *)context)->uc_mcontext.gregs[REG_RSP];
+#elif defined(__aarch64__)
+    const uintptr_t stack = ((ucontext_t *)context)->uc_mcontext.sp;
+#else
+    const uintptr_t stack = 0;
+#endif
+    if (own_region && (stack & ~(REGION - 1)) == own_region) {
+        const Thread &t = *thread_at(stack);
+        char text[400];
+        const int n = snprintf(text, sizeof text, "cuda_emulator: %s: block %u, %u, %u, thread %u: %s at %p\n", t.of->launch->kernel->name.c_str(), t.block.x,
+                               t.block.y, t.block.z, t.thread.x, signal == SIGFPE ? "a division by zero" : "an access to memory that is not there,", info->si_addr);
+        if (write(2, text, n < (int)sizeof text ? n : sizeof text - 1) < 0) return _exit(1);
+    }
+    for (int i = 0; i < 3; i++)
+        if (SIGNALS[i] == signal) sigaction(signal, &before[i], nullptr);
+}
+
+static void watch() {
+    struct sigaction own = {};
+    own.sa_sigaction = fault, own.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    for (int i = 0; i < 3; i++) sigaction(SIGNALS[i], &own, &before[i]);
+}
+
 std::string run(const Launch &launch) {
     static Pool *pool = [] {
+        watch();
         const char *wanted = getenv("MLXCEL_EMULATOR_THREADS");
         const uint32_t count = wanted ? atoi(wanted) : std::thread::hardware_concurrency();
         return new Pool(count ? count : 1);
     }();
-    const std::string where = launch.kernel->name + ": ";
+    const std::string &name = launch.kernel->name;
     if (launch.threads.x == 0 || launch.threads.x > MOST_THREADS || launch.threads.y != 1 || launch.threads.z != 1)
-        return where + "1 to 1024 threads in one dimension expected";
-    if (launch.memory > MEMORY) return where + "more shared memory than a block can have";
+        return name + ": 1 to 1024 threads in one dimension expected";
+    if (launch.memory > MEMORY) return name + ": more shared memory than a block can have";
     std::vector<void *> arguments;
     for (const uint64_t &argument : launch.arguments) arguments.push_back((void *)&argument);
     std::mutex mutex;
     std::string wrong;
     const Dim grid = launch.blocks;
-    pool->run((uint64_t)grid.x * grid.y * grid.z, [&](Bench &bench, uint64_t i) {
+    const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
+    pool->run(blocks, [&](Bench &bench, uint64_t i) {
+        if (order() == REVERSE) i = blocks - 1 - i;
         const Dim at = {(uint32_t)(i % grid.x), (uint32_t)(i / grid.x % grid.y), (uint32_t)(i / grid.x / grid.y)};
-        if (const char *what = run_block(bench, launch, arguments.data(), at)) {
+        if (const char *what = bench.run(launch, arguments.data(), at)) {
             std::lock_guard<std::mutex> lock(mutex);
-            if (wrong.empty()) wrong = where + "block " + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ": " + what;
+            if (wrong.empty()) wrong = name + ": block " + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ": " + what;
         }
     });
     return wrong;

@@ -19,6 +19,10 @@ struct Warp {
 
 struct Block;
 
+// A thread of the processor has a region of stacks for the threads of a block, at a multiple of its size. In place of the first stack lies what is
+// known of each thread, so that who runs is told by where its stack is: nothing has to be set when they take turns.
+constexpr uintptr_t STACK = 256 << 10, REGION = 512 << 20, FIBER = 128;
+
 // A thread of a block, as its kernel sees it.
 struct Thread {
     Dim thread, block, threads, blocks;
@@ -28,6 +32,9 @@ struct Thread {
     char *memory;  // of the size given at launch
 };
 
+static inline Thread *thread_at(uintptr_t stack) { return (Thread *)((stack & ~(REGION - 1)) + stack % REGION / STACK * FIBER); }
+static inline __attribute__((always_inline)) Thread *now() { return thread_at((uintptr_t)__builtin_frame_address(0)); }
+
 // What the scheduler does for kernels.
 struct Services {
     // Waits for all lanes of the warp; the last one to come does `finish` before the others go on.
@@ -36,7 +43,7 @@ struct Services {
     int (*meet_block)(Thread *, int value);
 };
 
-// A kernel with its arguments unpacked; sets the module's own notion of the running thread.
-typedef void (*Entry)(Thread *, void **arguments);
+// A kernel that unpacks its arguments.
+typedef void (*Entry)(void **arguments);
 
 }  // namespace emulator
