@@ -76,9 +76,10 @@ API nvrtcCompileProgram(Program *program, int count, const char **options) {
     for (int i = 0; i < count; i++)
         if (!strncmp(options[i], "-D", 2)) defines += " " + quoted(options[i]);
         else if (!strncmp(options[i], "--gpu-architecture=sm_", 22)) defines += " -D__CUDA_ARCH__=" + std::to_string(atoi(options[i] + 22) * 10);
-    char folder[] = "/tmp/cuda_emulator_XXXXXX";
-    if (!mkdtemp(folder)) return 1;
-    const std::string at = folder, base = at + "/kernel", log = at + "/log", cxx = getenv("CXX") ? getenv("CXX") : "c++";
+    const char *temporary = getenv("TMPDIR");
+    std::string at = std::string(temporary ? temporary : "/tmp") + "/cuda_emulator_XXXXXX";
+    if (!mkdtemp(at.data())) return 1;
+    const std::string base = at + "/kernel", log = at + "/log", cxx = getenv("CXX") ? getenv("CXX") : "c++";
     write(base + ".cc", "# 1 \"" + program->name + "\"\n" + program->text);
     const std::string options_of_all = " -std=c++17 -O2 -ffp-contract=off -fno-math-errno -w -fPIC -fvisibility=hidden"
 #if defined(__x86_64__)
@@ -105,7 +106,7 @@ API nvrtcCompileProgram(Program *program, int count, const char **options) {
     }
     for (const char *end : {".cc", ".ii", ".so"}) unlink((base + end).c_str());
     unlink(log.c_str());
-    rmdir(folder);
+    rmdir(at.c_str());
     return ok ? 0 : 6;  // NVRTC_ERROR_COMPILATION
 }
 

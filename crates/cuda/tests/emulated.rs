@@ -1,5 +1,5 @@
 //! What the emulated device (tools/cuda_emulator) is for: faults of kernels and of the host that it must show. Each is planted, in a
-//! process of its own, beside a twin without it. Where there is no C++ compiler nothing is checked, and it says so.
+//! process of its own, beside a twin without it. Where there is no C++ compiler it says so and checks nothing.
 
 #[path = "common/emulator.rs"]
 mod emulator;
