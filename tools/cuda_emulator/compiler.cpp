@@ -75,7 +75,7 @@ API nvrtcCompileProgram(Program *program, int count, const char **options) {
     std::string defines;
     for (int i = 0; i < count; i++)
         if (!strncmp(options[i], "-D", 2)) defines += " " + quoted(options[i]);
-        else if (!strncmp(options[i], "--gpu-architecture=sm_", 22)) defines += " -D__CUDA_ARCH__=" + std::to_string(atoi(options[i] + 22) * 10);
+        else if (!strncmp(options[i], "--gpu-architecture=sm_", 22)) defines += " -D__CUDA_ARCH__=" + std::to_string(atoi(options[i] + 22) * 10) + (strchr(options[i] + 22, 'a') ? " -D__CUDA_ARCH_FEAT_SM90_ALL" : "");
     const char *temporary = getenv("TMPDIR");
     std::string at = std::string(temporary ? temporary : "/tmp") + "/cuda_emulator_XXXXXX";
     if (!mkdtemp(at.data())) return 1;

@@ -102,13 +102,16 @@ struct Block {
     void **arguments;
     uint32_t generation, arrived, live;
     int any, seen;  // brought to this barrier; brought to the last
+    uint32_t events;  // what happened besides: a barrier of some threads, one in shared memory
+    uint32_t some[16], some_arrived[16];
+    std::vector<Copy> copies;  // under way
     const char *wrong;
 
     // The sweep over the lanes of a warp, again and again until none can go on; then the next warp's.
     Order order;
     char *fibers;  // of its first thread
     Warp *warps, *warp;
-    uint32_t count, at, lanes, lane, shift, turn, start, warp_was, block_was;
+    uint32_t count, at, lanes, lane, shift, turn, start, warp_was, block_was, events_was;
     bool moved;
 
     Fiber *fiber(uint32_t i) { return (Fiber *)(fibers + i * FIBER); }
@@ -117,7 +120,7 @@ struct Block {
         const uint32_t w = order == FORWARD ? at : order == REVERSE ? count - 1 - at : (at + start) % count;
         warp = warps + w, lanes = warp->lanes, lane = 0;
         shift = order == MIXED ? turn % lanes : 0;
-        warp_was = warp->generation, block_was = generation;
+        warp_was = warp->generation, block_was = generation, events_was = events;
     }
 
     // Whose turn it is; nobody's if all have returned, or none can go on.
@@ -131,9 +134,14 @@ struct Block {
                 if (*one->counter != one->stale) return moved = true, one;
             }
             turn++;
-            // Who was passed by can go on only if somebody moved one of the two counters since.
-            if (warp->generation == warp_was && generation == block_was && ++at == count) {
-                if (!moved) return nullptr;
+            // Who was passed by can go on only if somebody moved one of the counters since.
+            if (warp->generation == warp_was && generation == block_was && events == events_was && ++at == count) {
+                if (!moved && copies.empty()) return nullptr;
+                if (!moved) {
+                    const Copy first = copies.front();
+                    copies.erase(copies.begin());
+                    first.arrives(first);
+                }
                 at = 0, moved = false, start = turn;
             }
             sweep();
@@ -181,7 +189,21 @@ static int meet_block(Thread *thread, int value) {
     return block->seen;
 }
 
-const Services SERVICES = {meet, meet_block};
+static void meet_some(Thread *thread, uint32_t barrier, uint32_t count, bool waits) {
+    Block *block = thread->of;
+    if (++block->some_arrived[barrier] == count) {
+        block->some_arrived[barrier] = 0;
+        block->some[barrier]++, block->events++;
+    } else if (waits) {
+        wait((Fiber *)thread, &block->some[barrier]);
+    }
+}
+
+static void later(Thread *thread, Copy copy) { thread->of->copies.push_back(copy); }
+static void pause(Thread *thread) { wait((Fiber *)thread, &thread->of->events); }
+static void happened(Thread *thread) { thread->of->events++; }
+
+const Services SERVICES = {meet, meet_block, meet_some, later, pause, happened};
 
 static void entry() {
     Thread *self = now();

@@ -35,12 +35,26 @@ struct Thread {
 static inline Thread *thread_at(uintptr_t stack) { return (Thread *)((stack & ~(REGION - 1)) + stack % REGION / STACK * FIBER); }
 static inline __attribute__((always_inline)) Thread *now() { return thread_at((uintptr_t)__builtin_frame_address(0)); }
 
+// A copy under way, and what is done when it comes.
+struct Copy {
+    void (*arrives)(const Copy &);
+    const void *from;
+    uint32_t to, bytes, barrier;
+};
+
 // What the scheduler does for kernels.
 struct Services {
     // Waits for all lanes of the warp; the last one to come does `finish` before the others go on.
     void (*meet)(Thread *, void (*finish)(Warp *, uint32_t generation));
     // Waits for all threads of the block that have not returned; says whether any brought a value other than zero.
     int (*meet_block)(Thread *, int value);
+    // One of 16 barriers of the block: comes to it, and waits, if it is to, until as many threads as `count` came.
+    void (*meet_some)(Thread *, uint32_t barrier, uint32_t count, bool waits);
+    // Takes a copy, which arrives when no thread of the block can go on without one.
+    void (*later)(Thread *, Copy);
+    // Lets others go on until something has happened that somebody may wait for, and says that it has.
+    void (*pause)(Thread *);
+    void (*happened)(Thread *);
 };
 
 // A kernel that unpacks its arguments.

@@ -1,4 +1,5 @@
-// Instructions that C++ has no words for, each as a function: the only place with assembly, but for Hopper's own in wide.cu.
+// Instructions that C++ has no words for, each as a function: the only place with assembly, but for Hopper's
+// own in hopper.cuh.
 //
 // NVRTC compiles without headers, so nothing is included. tools/cuda_emulator, which runs kernels on a processor for tests, compiles them with
 // its own of these functions.
@@ -13,7 +14,7 @@ typedef unsigned long long u64;
 #else
 
 // Memory of a block whose size is said at its launch.
-#define SHARED_AT_LAUNCH(type, name) extern __shared__ type name[]
+#define SHARED_AT_LAUNCH(type, name) extern __shared__ __align__(128) type name[]
 
 // Launches of a sequence overlap: the blocks of one take their places while the last ones of the one before still run. Every kernel waits here
 // before it touches what another wrote.

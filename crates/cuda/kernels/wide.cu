@@ -14,6 +14,8 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 namespace wide {
 
+using namespace hopper;
+
 constexpr int ROWS = 128, OUTPUTS = 128, TILES = OUTPUTS / TILE, THREADS = 384;
 constexpr int STEP_BYTES = ROWS * 32, X_STEPS = 4, X_BYTES = X_STEPS * STEP_BYTES;
 constexpr int SUM_BYTES = KIND == 0 ? GROUPS * ROWS * 4 : 0;
@@ -28,57 +30,8 @@ constexpr u32 BESIDE = 8;
 // Steps that are issued together, in parts of a superblock. An even number of parts, so that operands alternate between two places.
 constexpr int PART = FLOATS || STEPS > 4 ? 4 : STEPS, PARTS = 16 / PART;
 
-// Instructions of Hopper.
-__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory"); }
-// Barriers that were made are seen by copies from here on.
-__device__ __forceinline__ void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;\n fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
-__device__ __forceinline__ void expect(u32 barrier, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory"); }
-__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    } while (!done);
-}
-__device__ __forceinline__ void copy(u32 to, const void *from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-// Turns of the two warpgroups that multiply.
-__device__ __forceinline__ void take_turn(u32 own) { asm volatile("bar.sync %0, 256;" ::"r"(1 + own) : "memory"); }
-__device__ __forceinline__ void give_turn(u32 other) { asm volatile("bar.arrive %0, 256;" ::"r"(1 + other) : "memory"); }
-__device__ __forceinline__ void few_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
-__device__ __forceinline__ void many_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
-
-// The compiler must neither move uses of these registers across this, nor reuse the registers before.
-__device__ __forceinline__ void pin(float (&d)[64]) {
-#pragma unroll
-    for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-__device__ __forceinline__ void pin(u32 (&a)[PART][4]) {
-#pragma unroll
-    for (int i = 0; i < 4 * PART; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
-}
-__device__ __forceinline__ void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void finish() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
-
 // 128 rows of 16 inputs: core matrices of 8 rows x 16 bytes, no swizzle; the two halves of the inputs 128 bytes apart, groups of rows 256.
 __device__ __forceinline__ u64 describe(u32 address) { return (u64)(256 >> 4) << 32 | (u64)(128 >> 4) << 16 | (address & 0x3ffff) >> 4; }
-
-// d = a x, added to what is there if `add`. d[4 n + e]: output lane / 4 + 8 (e / 2) of the warp's tile, row 8 n + 2 (lane % 4) + e % 2.
-__device__ __forceinline__ void multiply(float (&d)[64], const u32 (&a)[4], u64 x, u32 add) {
-#define EIGHT(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %69, 0;\n"
-                 " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},"
-                 "{%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}"
-                 : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40), EIGHT(48), EIGHT(56)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "r"(add));
-#undef EIGHT
-}
 
 // A place in a ring, and the parity of its barrier's phase.
 struct Place {
@@ -315,7 +268,7 @@ __device__ __forceinline__ void work(const Shared &shared, const Task &task, u32
 EXPORT __launch_bounds__(wide::THREADS, 1)
 wide_128(const char *w0, const char *w1, const char *w2, float *y0, float *y1, float *y2, u32 o0, u32 o1, u32 o2, const char *x, const float *sums, u32 supers, u32 rows) {
     after_others();
-    extern __shared__ __align__(128) char wide_shared[];
+    SHARED_AT_LAUNCH(char, wide_shared);
     const wide::Shared shared = {wide_shared};
     const wide::Task task = {w0, w1, w2, y0, y1, y2, o0, o1, o2, rows};
     if (blockIdx.x >= task.tiles()) return;

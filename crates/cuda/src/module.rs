@@ -42,14 +42,14 @@ macro_rules! sources {
         $(#[doc = concat!("kernels/", $file)]
         pub const $constant: Source = Source::new(
             $file,
-            concat!(include_str!(concat!("../kernels/", $file)), $("\n", include_str!(concat!("../kernels/", $more)))*),
+            concat!(include_str!(concat!("../kernels/", $file)) $(, "\n", include_str!(concat!("../kernels/", $more)))*),
         );)*
     };
 }
 
 sources! {
     ROWS "rows.cu";
-    LINEAR "linear.cu" "wide.cu";
+    LINEAR "linear.cu" "hopper.cuh" "wide.cu";
     DENSE "dense.cu";
     ATTEND "attend.cu";
     MOE "moe.cu";

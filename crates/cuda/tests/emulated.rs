@@ -56,13 +56,38 @@ EXPORT outside_shared(float *out, u32 bad) {
 ",
 );
 
+/// Hopper's copies. All but the bad block wait for theirs.
+const COPIES: Source = Source::new(
+    "copies.cu",
+    concat!(
+        include_str!("../kernels/hopper.cuh"),
+        r"
+EXPORT copied(float *out, u32 bad) {
+    SHARED_AT_LAUNCH(char, shared);
+    const u32 barrier = hopper::shared_address(shared);
+    float *from = out + 1024 + blockIdx.x * 64;
+    from[threadIdx.x] = threadIdx.x;
+    if (threadIdx.x == 0) hopper::barrier_init(barrier, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        hopper::expect(barrier, 256);
+        hopper::copy(barrier + 128, from, 256, barrier);
+    }
+    if (blockIdx.x != bad) hopper::wait(barrier, 0);
+    out[blockIdx.x * 64 + threadIdx.x] = ((const float *)(shared + 128))[63 - threadIdx.x];
+}
+"
+    ),
+);
+
 const BLOCKS: usize = 3;
 
 fn launch(ctx: &Arc<Context>, kernel: &str, bad: u32) {
+    let (source, shared) = if kernel == "copied" { (COPIES, 384) } else { (KERNELS, 256) };
     // As much as the emulator guards: its end is that of a page.
     let out = ctx.held(4096 * 4, "values").expect("memory");
-    let shape = Shape { grid: [BLOCKS, 1, 1], block: 64, shared: 256 };
-    let function = ctx.function(&Unit::new(KERNELS, &[]), kernel, shape.shared).expect("a kernel");
+    let shape = Shape { grid: [BLOCKS, 1, 1], block: 64, shared };
+    let function = ctx.function(&Unit::new(source, &[]), kernel, shape.shared).expect("a kernel");
     ctx.launch(function, shape, &args![out.address(), bad]);
     if let Err(error) = ctx.synchronize() {
         println!("error: {error}");
@@ -147,6 +172,22 @@ fn threads_that_cannot_meet_end_the_launch() {
         }
         let twin = values(kernel, "forward").expect("it ran before");
         assert!(twin.starts_with("[1.0, 1.0, ") && !twin.contains("NaN"), "{twin}");
+    }
+}
+
+#[test]
+fn a_missing_wait_for_a_copy_shows() {
+    for order in ["forward", "reverse", "mixed"] {
+        let on_hopper = |bad| {
+            let variables =
+                [("MLXCEL_EMULATOR_CAPABILITY", "90"), ("MLXCEL_EMULATOR_ORDER", order), ("MLXCEL_EMULATED_BAD", bad)];
+            let (out, said) = run("copied", &variables)?;
+            assert!(out.status.success(), "{said}");
+            Some(said)
+        };
+        let (Some(bad), Some(twin)) = (on_hopper("1"), on_hopper("7")) else { return };
+        assert!(bad.contains("values: [63.0, 62.0, ") && bad.contains(", 0.0, NaN, NaN, "), "{order}: {bad}");
+        assert!(twin.contains("values: [63.0, 62.0, ") && !twin.contains("NaN"), "{order}: {twin}");
     }
 }
 
