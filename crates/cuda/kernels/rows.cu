@@ -172,13 +172,14 @@ EXPORT gate_prepare(float *x, u32 kind, const float *y, uint4 *prepared, float *
 
 // Rows for the wide kernel (wide.cu): the same values and sums, in blocks of 128 rows. x is [block][16 inputs][8 rows a group][2][8 rows][8] bf16,
 // so that 8 rows x 16 bytes follow each other as warpgroup instructions read them: place j of 16 inputs, [j / 8] and [j % 8], is input
-// 4 (j % 8 / 2) + 2 (j / 8) + j % 2. Sums lie as in `prepare`. A warp takes 128 inputs of eight rows; rows that are none become zeros.
-EXPORT prepare_wide(const float *x, u32 *prepared, float *sums, u32 inputs, u32 rows) {
-    after_others();
+// 4 (j % 8 / 2) + 2 (j / 8) + j % 2. Sums lie as in `prepare`. A warp takes 128 inputs of eight rows; rows that are none become zeros. With `gate`:
+// out = x = activation(x) * y first.
+template <bool GATE> __device__ __forceinline__ void prepare_wide_rows(float *x, const float *y, u32 kind, u32 *prepared, float *sums, u32 inputs, u32 rows) {
     const u32 pair = (blockIdx.x * blockDim.x + threadIdx.x) / 32, supers = (inputs + 255) / 256, lane = threadIdx.x % 32, t = lane % 4;
     const u32 row = blockIdx.y * 8 + lane / 4, block = row / 128, column = row % 128;
     if (pair >= supers * 2) return;
     x += (u64)row * inputs;
+    y += (u64)row * inputs;
     float *own = sums + (u64)block * supers * 14 * 128 + column;
     float both = 0.f;
 #pragma unroll
@@ -192,10 +193,21 @@ EXPORT prepare_wide(const float *x, u32 *prepared, float *sums, u32 inputs, u32 
             if (row < rows && k + 4 <= inputs && inputs % 4 == 0) {
                 const float4 four = *(const float4 *)(x + k);
                 v[s][0] = four.x, v[s][1] = four.y, v[s][2] = four.z, v[s][3] = four.w;
+                if (GATE) {
+                    const float4 other = *(const float4 *)(y + k);
+                    v[s][0] = activate(kind, v[s][0]) * other.x, v[s][1] = activate(kind, v[s][1]) * other.y;
+                    v[s][2] = activate(kind, v[s][2]) * other.z, v[s][3] = activate(kind, v[s][3]) * other.w;
+                    *(float4 *)(x + k) = make_float4(v[s][0], v[s][1], v[s][2], v[s][3]);
+                }
                 continue;
             }
 #pragma unroll
-            for (u32 p = 0; p < 4; p++) v[s][p] = row < rows && k + p < inputs ? x[k + p] : 0.f;
+            for (u32 p = 0; p < 4; p++) {
+                v[s][p] = 0.f;
+                if (row >= rows || k + p >= inputs) continue;
+                v[s][p] = x[k + p];
+                if (GATE) x[k + p] = v[s][p] = activate(kind, v[s][p]) * y[k + p];
+            }
         }
         round_group(v, words, half);
         u32 *to = prepared + ((((u64)block * supers * 4 + group) * 4 * 16 + column / 8) * 2 * 8 + row % 8) * 4 + t;
@@ -212,6 +224,10 @@ EXPORT prepare_wide(const float *x, u32 *prepared, float *sums, u32 inputs, u32 
     }
     if (t == 3) own[(supers * 12 + pair) * 128] = both;
 }
+
+EXPORT prepare_wide(float *x, u32 *prepared, float *sums, u32 inputs, u32 rows) { after_others(); prepare_wide_rows<false>(x, x, 0, prepared, sums, inputs, rows); }
+
+EXPORT gate_prepare_wide(float *x, u32 kind, const float *y, u32 *prepared, float *sums, u32 inputs, u32 rows) { after_others(); prepare_wide_rows<true>(x, y, kind, prepared, sums, inputs, rows); }
 
 // What is done to the heads of q, k and v after their matrices, in one launch: up to three jobs, each a norm, a rotation, a place in
 // the pages, or some of these. Block x is a row, y a head of one of the jobs; the norm's threads are those of `rms_norm` at this width.

@@ -60,7 +60,7 @@ fn apart(address: u64, args: &[u64]) -> bool {
 pub fn prepare(ctx: &Context, k: &RowKernels, x: u64, inputs: usize, rows: usize, size: usize) -> Prepared {
     let (supers, tiles) = (inputs.div_ceil(SUPER), 1usize << size);
     let blocks = rows.div_ceil(8 * tiles);
-    let used: Vec<u64> = ctx.operation(0).last().map_or_else(Vec::new, |l| l.args().to_vec());
+    let used = used_last(ctx);
     let prepared = Prepared {
         x: ctx.block_apart(blocks * tiles * supers * SUPER * 8 * 2, &used),
         sums: ctx.block_apart(blocks * tiles * supers * SUMS * 8 * 4, &used),
@@ -121,6 +121,32 @@ fn join_prepare(
         }
         _ => false,
     }
+}
+
+/// Stores `x` `[rows, inputs]` for the wide kernel with the gate that yields it, if that was queued last; `shape` is that of storing alone.
+pub fn gate_prepare_wide(
+    op: &mut Operation<'_>,
+    k: &RowKernels,
+    (x, inputs, rows): (u64, usize, usize),
+    (to, sums): (u64, u64),
+    shape: Shape,
+) -> bool {
+    let Some(last) = op.last() else { return false };
+    let (tag, width) = (last.tag(), inputs as u64);
+    let a = last.args();
+    // The gate covers whole rows of both, and all of them.
+    let whole = a[0] == x && tag == tag::GATE && a[3] == 0 && a[4] == width && a[5] == width;
+    if !whole || a[6] != rows as u64 * width {
+        return false;
+    }
+    let (kind, y) = (a[1], a[2]);
+    op.replace_last(0, k.gate_prepare_wide, shape, &[x, kind, y, to, sums, width, rows as u64]);
+    true
+}
+
+/// Operands of the launch queued last, where something may be added to it: what is added must lie apart from them.
+pub fn used_last(ctx: &Context) -> Vec<u64> {
+    ctx.operation(0).last().map_or_else(Vec::new, |l| l.args().to_vec())
 }
 
 fn norms_shape(rows: usize, width: usize) -> Shape {

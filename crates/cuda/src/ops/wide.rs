@@ -5,7 +5,7 @@ use crate::context::{Context, Shape};
 use crate::error::CudaError;
 use crate::memory::Block;
 use crate::module::{Function, Unit};
-use crate::ops::fuse::SUPER;
+use crate::ops::fuse::{self, SUPER};
 use crate::ops::linear::TOGETHER;
 use crate::ops::rows::RowKernels;
 
@@ -41,15 +41,21 @@ pub struct Prepared {
 /// Stores `x` `[rows, inputs]` for the wide kernel.
 pub fn prepare(ctx: &Context, k: &RowKernels, x: u64, inputs: usize, rows: usize) -> Prepared {
     let (supers, blocks) = (inputs.div_ceil(SUPER), rows.div_ceil(BLOCK));
+    let used = fuse::used_last(ctx);
     let prepared = Prepared {
-        x: ctx.block(blocks * BLOCK * supers * SUPER * 2),
-        sums: ctx.block(blocks * BLOCK * supers * SUMS * 4),
+        x: ctx.block_apart(blocks * BLOCK * supers * SUPER * 2, &used),
+        sums: ctx.block_apart(blocks * BLOCK * supers * SUMS * 4, &used),
         supers,
         rows,
     };
     // A warp takes 128 inputs of eight rows.
     let shape = Shape::new((supers * 2).div_ceil(8), blocks * (BLOCK / 8), 256);
-    ctx.launch(k.prepare_wide, shape, &args![x, prepared.x.address(), prepared.sums.address(), inputs, rows]);
+    let (to, sums) = (prepared.x.address(), prepared.sums.address());
+    let mut op = ctx.operation(0);
+    if !fuse::gate_prepare_wide(&mut op, k, (x, inputs, rows), (to, sums), shape) {
+        op.launch(k.prepare_wide, shape, &args![x, to, sums, inputs, rows]);
+    }
+    drop(op);
     prepared
 }
 
