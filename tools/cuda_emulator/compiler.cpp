@@ -48,13 +48,14 @@ bool succeeds(const std::string &command, const std::string &log, std::string &s
     return status == 0;
 }
 
-// Kernels of the text, whose mark goes.
-std::vector<std::string> kernels(std::string &text) {
-    std::vector<std::string> names;
-    static const std::regex one("emulator_kernel\\s+void\\s+(\\w+)\\s*\\(");
-    for (std::sregex_iterator i(text.begin(), text.end(), one), end; i != end; ++i) names.push_back((*i)[1]);
+// Kernels of the text, and the blocks of their clusters. The marks of both go.
+std::vector<std::pair<std::string, std::string>> kernels(std::string &text) {
+    std::vector<std::pair<std::string, std::string>> found;
+    static const std::regex one("emulator_kernel\\s+void\\s+(?:emulator_cluster_(\\d+)\\s+)?(\\w+)\\s*\\(");
+    for (std::sregex_iterator i(text.begin(), text.end(), one), end; i != end; ++i) found.emplace_back((*i)[2], (*i)[1].matched ? (*i)[1].str() : "1");
     text = std::regex_replace(text, std::regex("\\bemulator_kernel\\b"), "__attribute__((visibility(\"hidden\")))");
-    return names;
+    text = std::regex_replace(text, std::regex("\\bemulator_cluster_\\d+\\b"), "");
+    return found;
 }
 
 }  // namespace
@@ -89,9 +90,10 @@ API nvrtcCompileProgram(Program *program, int count, const char **options) {
     bool ok = succeeds(cxx + options_of_all + " -DMLXCEL_EMULATED -I" + quoted(own_folder()) + defines + " -E " + base + ".cc -o " + base + ".ii", log, program->log);
     if (ok) {
         std::string text = read(base + ".ii");
-        for (const std::string &name : kernels(text)) {
+        for (const auto &[name, cluster] : kernels(text)) {
             const std::string entry = "emulator_enter_" + name;
             text += "\nextern \"C\" __attribute__((visibility(\"default\"))) const unsigned emulator_count_" + name + " = emulator::count(" + name + ");" +
+                    "\nextern \"C\" __attribute__((visibility(\"default\"))) const unsigned emulator_cluster_" + name + " = " + cluster + ";" +
                     "\nextern \"C\" __attribute__((visibility(\"default\"))) void " + entry + "(void **a) { emulator::enter(" + name + ", a); }";
         }
         write(base + ".ii", text + "\n");

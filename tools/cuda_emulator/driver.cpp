@@ -79,6 +79,12 @@ uint64_t number(const char *name, uint64_t otherwise) {
     return text ? strtoull(text, nullptr, 10) : otherwise;
 }
 
+// Whether kernels do nothing: what time is left is the host's.
+bool idle() {
+    static const bool set = number("MLXCEL_EMULATOR_IDLE", 0);
+    return set;
+}
+
 size_t total_memory() { return number("MLXCEL_EMULATOR_MEMORY", 8ull << 30); }
 
 // Pages of their own, the end of the last one at the end of the memory, and nothing behind it.
@@ -103,6 +109,7 @@ void perform(Operation &o) {
     switch (o.what) {
         case Operation::LAUNCH: {
             static const uint64_t last = number("MLXCEL_EMULATOR_FAIL_AFTER", UINT64_MAX);
+            if (idle()) break;
             const std::string wrong = s.launches++ < last ? run(o.launch) : o.launch.kernel->name + ": the device is lost, as MLXCEL_EMULATOR_FAIL_AFTER asks";
             if (!wrong.empty()) fprintf(stderr, "cuda_emulator: %s\n", wrong.c_str()), s.failed = true;
             break;
@@ -190,8 +197,8 @@ API cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     if (!bytes) return INVALID;
     char *at = s.used + bytes <= total_memory() ? allocate(bytes) : nullptr;
     if (!at) return OUT_OF_MEMORY;
-    // A word that is neither a number nor a place. Large memory stays untouched, so that it costs nothing before it is used.
-    if (bytes <= 64u << 20) memset(at, 0xff, bytes);
+    // A word that is neither a number nor a place, where somebody computes with it. Large memory stays untouched, so that it costs nothing before it is used.
+    if (bytes <= 64u << 20 && !idle()) memset(at, 0xff, bytes);
     s.memory[at] = bytes, s.used += bytes;
     return *address = (uint64_t)at, OK;
 }
@@ -272,7 +279,8 @@ API cuModuleGetFunction(void **function, void *module, const char *name) {
         auto entry = (Entry)dlsym(m->library, (std::string("emulator_enter_") + name).c_str());
         if (!entry) return m->kernels.erase(name), NOT_FOUND;
         auto count = (const unsigned *)dlsym(m->library, (std::string("emulator_count_") + name).c_str());
-        kernel = new Kernel{entry, name, count ? *count : 0};
+        auto cluster = (const unsigned *)dlsym(m->library, (std::string("emulator_cluster_") + name).c_str());
+        kernel = new Kernel{entry, name, count ? *count : 0, cluster ? *cluster : 1};
     }
     return *function = kernel, OK;
 }
@@ -299,6 +307,7 @@ API cuGraphExecDestroy(void *graph) { return delete (Graph *)graph, OK; }
 
 API cuGraphLaunch(void *graph, void *stream) {
     LOCK;
+    if (idle()) return OK;
     for (const Operation &o : ((Graph *)graph)->operations)
         if (int failed = add(stream, o)) return failed;
     return OK;

@@ -72,9 +72,12 @@ template <class T> static inline T __shfl_sync(u32, T v, int from) {
 }
 template <class T> static inline T __shfl_xor_sync(u32 mask, T v, int step) { return __shfl_sync(mask, v, (int)(emulator::now()->lane ^ step)); }
 
+static inline void others_may_begin() {}
+static inline void wait_for_others() {}
 static inline void after_others() {}
 static inline void prefetch(const void *) {}
 static inline float fresh(const float *p) { return *(const volatile float *)p; }
+static inline float2 fresh(const float2 *p) { return {fresh(&p->x), fresh(&p->y)}; }
 static inline uint4 stream(const void *p) { return *(const uint4 *)p; }
 static inline u32 and_or(u32 a, u32 b, u32 c) { return (a & b) | c; }
 

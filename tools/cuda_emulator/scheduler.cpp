@@ -22,7 +22,7 @@
 
 namespace emulator {
 
-constexpr uint32_t MOST_THREADS = 1024, MEMORY = 256 << 10;
+constexpr uint32_t MOST_THREADS = 1024, MEMORY = 256 << 10;  // of a block
 
 #if defined(__x86_64__)
 // Saves what a call keeps on the stack, and goes on with another stack.
@@ -82,7 +82,7 @@ struct Fiber {
     const uint32_t *counter;  // what it waits for: that this is another than
     uint32_t stale;
 };
-static_assert(sizeof(Fiber) <= FIBER && FIBER * (MOST_THREADS + 1) <= STACK && STACK * (MOST_THREADS + 1) <= REGION, "what shared.h says");
+static_assert(sizeof(Fiber) <= FIBER && FIBER * (CLUSTER_THREADS + 1) <= STACK && STACK * (CLUSTER_THREADS + 1) <= REGION, "what shared.h says");
 
 static const uint32_t ALWAYS = 1;  // stale at 0: may go on; stale at 1: never will
 
@@ -96,12 +96,21 @@ static Order order() {
     return order;
 }
 
+// Threads that have a barrier.
+struct Group {
+    uint32_t generation, arrived, live, rank;
+    int any, seen;  // brought to this barrier; brought to the last
+    char *memory;
+};
+
+// A block of threads, or a cluster of blocks whose threads run together.
 struct Block {
     Place *scheduler;
     const Launch *launch;
     void **arguments;
-    uint32_t generation, arrived, live;
-    int any, seen;  // brought to this barrier; brought to the last
+    uint32_t generation, live;  // barriers passed by any group; threads of all groups
+    Group groups[CLUSTER_BLOCKS];
+    uint32_t begun, all_begun;
     uint32_t events;  // what happened besides: a barrier of some threads, one in shared memory
     uint32_t some[16], some_arrived[16];
     std::vector<Copy> copies;  // under way
@@ -173,20 +182,20 @@ static void meet(Thread *thread, void (*finish)(Warp *, uint32_t)) {
     warp->generation++;
 }
 
-static void release(Block *block) {
-    block->seen = block->any, block->any = 0, block->arrived = 0;
-    block->generation++;
+static void release(Block *block, Group *group) {
+    group->seen = group->any, group->any = 0, group->arrived = 0;
+    group->generation++, block->generation++;
 }
 
 static int meet_block(Thread *thread, int value) {
-    Block *block = thread->of;
-    block->any |= value != 0;
-    if (++block->arrived == block->live) {
-        release(block);
+    Group *group = thread->group;
+    group->any |= value != 0;
+    if (++group->arrived == group->live) {
+        release(thread->of, group);
     } else {
-        wait((Fiber *)thread, &block->generation);
+        wait((Fiber *)thread, &group->generation);
     }
-    return block->seen;
+    return group->seen;
 }
 
 static void meet_some(Thread *thread, uint32_t barrier, uint32_t count, bool waits) {
@@ -203,7 +212,18 @@ static void later(Thread *thread, Copy copy) { thread->of->copies.push_back(copy
 static void pause(Thread *thread) { wait((Fiber *)thread, &thread->of->events); }
 static void happened(Thread *thread) { thread->of->events++; }
 
-const Services SERVICES = {meet, meet_block, meet_some, later, pause, happened};
+
+static void begun(Thread *thread) {
+    Block *block = thread->of;
+    if (++block->begun == thread->threads.x * block->launch->kernel->cluster) block->all_begun++, block->events++;
+}
+static void all_begun(Thread *thread) {
+    if (!thread->of->all_begun) wait((Fiber *)thread, &thread->of->all_begun);
+}
+static uint32_t rank(Thread *thread) { return thread->group->rank; }
+static char *memory_of(Thread *thread, uint32_t rank) { return thread->of->groups[rank].memory; }
+
+const Services SERVICES = {meet, meet_block, meet_some, later, pause, happened, begun, all_begun, rank, memory_of};
 
 static void entry() {
     Thread *self = now();
@@ -212,7 +232,8 @@ static void entry() {
     if (self->warp->arrived) block->wrong = "a lane returned while others of its warp wait for it";
     self->warp->left++;
     block->live--;
-    if (block->live && block->arrived == block->live) release(block);
+    Group *group = self->group;
+    if (--group->live && group->arrived == group->live) release(block, group);
     wait((Fiber *)self, &ALWAYS);
 }
 
@@ -220,9 +241,9 @@ static thread_local uintptr_t own_region;  // of this thread of the processor, i
 
 // What a thread of the processor needs for a block.
 struct Bench {
-    char *region, *memory_end;
+    char *region, *memory_end[CLUSTER_BLOCKS];
     Place scheduler = {};
-    std::vector<Warp> warps{MOST_THREADS / 32};
+    std::vector<Warp> warps{CLUSTER_THREADS / 32};
 
     static char *map(size_t bytes) {
         void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -234,9 +255,11 @@ struct Bench {
         region = (char *)(((uintptr_t)map(2 * REGION) + REGION - 1) & ~(REGION - 1));
         own_region = (uintptr_t)region;
         // A stack that is too small, and more shared memory than asked for, end the process.
-        for (uint32_t i = 1; i <= MOST_THREADS; i++) mprotect(region + i * STACK, 4096, PROT_NONE);
-        memory_end = map(2 * MEMORY) + MEMORY;
-        mprotect(memory_end, MEMORY, PROT_NONE);
+        for (uint32_t i = 1; i <= CLUSTER_THREADS; i++) mprotect(region + i * STACK, 4096, PROT_NONE);
+        for (char *&end : memory_end) {
+            end = map(2 * MEMORY) + MEMORY;
+            mprotect(end, MEMORY, PROT_NONE);
+        }
         stack_t own = {};
         if (sigaltstack(nullptr, &own) == 0 && own.ss_flags & SS_DISABLE) {
             own.ss_flags = 0, own.ss_size = 64 << 10, own.ss_sp = map(own.ss_size);
@@ -244,24 +267,32 @@ struct Bench {
         }
     }
 
+    // Runs the cluster that begins with the block `at`.
     const char *run(const Launch &launch, void **arguments, Dim at) {
-        const uint32_t threads = launch.threads.x;
-        char *memory = memory_end - (launch.memory + 127) / 128 * 128;
-        memset(memory, 0xff, launch.memory);  // NaN: nothing is there at first
+        const uint32_t blocks = launch.kernel->cluster, threads = launch.threads.x, warps_each = (threads + 31) / 32;
         Block block = {};
-        block.scheduler = &scheduler, block.launch = &launch, block.arguments = arguments, block.live = threads;
+        block.scheduler = &scheduler, block.launch = &launch, block.arguments = arguments, block.live = blocks * threads;
         block.order = order(), block.fibers = region + FIBER, block.warps = warps.data();
-        block.count = (threads + 31) / 32, block.turn = block.start = at.x * 7 + at.y;
+        block.count = blocks * warps_each, block.turn = block.start = at.x * 7 + at.y;
+        for (uint32_t rank = 0; rank < blocks; rank++) {
+            char *memory = memory_end[rank] - (launch.memory + 127) / 128 * 128;
+            memset(memory, 0xff, launch.memory);  // NaN: nothing is there at first
+            block.groups[rank] = {0, 0, threads, rank, 0, 0, memory};
+        }
         for (uint32_t w = 0; w < block.count; w++) {
             Warp &warp = warps[w];
+            const uint32_t before = w % warps_each * 32;
             warp.generation = warp.arrived = warp.left = 0;
-            warp.lanes = threads - 32 * w < 32 ? threads - 32 * w : 32;
+            warp.lanes = threads - before < 32 ? threads - before : 32;
         }
-        for (uint32_t i = 0; i < threads; i++) {
-            Fiber &fiber = *block.fiber(i);
-            fiber.thread = {{i, 0, 0}, at, launch.threads, launch.blocks, i % 32, &warps[i / 32], &block, memory};
+        // The fibers of a warp lie together, 32 places a warp, whether it is full or not.
+        for (uint32_t i = 0; i < blocks * threads; i++) {
+            const uint32_t rank = i / threads, thread = i % threads, w = rank * warps_each + thread / 32, place = 32 * w + thread % 32;
+            Fiber &fiber = *block.fiber(place);
+            Group *group = &block.groups[rank];
+            fiber.thread = {{thread, 0, 0}, {at.x + rank, at.y, at.z}, launch.threads, launch.blocks, thread % 32, &warps[w], &block, group, group->memory};
             // Stacks that began at equal places of their pages would share few lines of the processor's cache.
-            fiber.place.begin(region + (i + 2) * STACK - i % 64 * 512, entry);
+            fiber.place.begin(region + (place + 2) * STACK - place % 64 * 512, entry);
             fiber.counter = &ALWAYS, fiber.stale = 0;
         }
         block.sweep();
@@ -380,9 +411,12 @@ std::string run(const Launch &launch) {
     std::mutex mutex;
     std::string wrong;
     const Dim grid = launch.blocks;
-    const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
-    pool->run(blocks, [&](Bench &bench, uint64_t i) {
-        if (order() == REVERSE) i = blocks - 1 - i;
+    const uint32_t cluster = launch.kernel->cluster;
+    if (cluster > CLUSTER_BLOCKS || launch.threads.x * cluster > CLUSTER_THREADS) return name + ": more blocks or threads than a cluster has";
+    if (grid.x % cluster) return name + ": blocks of whole clusters expected";
+    const uint64_t clusters = (uint64_t)grid.x * grid.y * grid.z / cluster;
+    pool->run(clusters, [&](Bench &bench, uint64_t i) {
+        i = cluster * (order() == REVERSE ? clusters - 1 - i : i);
         const Dim at = {(uint32_t)(i % grid.x), (uint32_t)(i / grid.x % grid.y), (uint32_t)(i / grid.x / grid.y)};
         if (const char *what = bench.run(launch, arguments.data(), at)) {
             std::lock_guard<std::mutex> lock(mutex);

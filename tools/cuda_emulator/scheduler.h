@@ -12,7 +12,7 @@ namespace emulator {
 struct Kernel {
     Entry entry;
     std::string name;
-    unsigned arguments;
+    unsigned arguments, cluster;  // how many it takes; blocks that run together
 };
 
 struct Launch {

@@ -18,17 +18,22 @@ struct Warp {
 };
 
 struct Block;
+struct Group;
 
 // A thread of the processor has a region of stacks for the threads of a block, at a multiple of its size. In place of the first stack lies what is
 // known of each thread, so that who runs is told by where its stack is: nothing has to be set when they take turns.
-constexpr uintptr_t STACK = 256 << 10, REGION = 512 << 20, FIBER = 128;
+constexpr uintptr_t STACK = 256 << 10, REGION = 1024 << 20, FIBER = 112;
+
+// Blocks of a cluster, and threads of all of them, at most.
+constexpr uint32_t CLUSTER_BLOCKS = 8, CLUSTER_THREADS = 2048;
 
 // A thread of a block, as its kernel sees it.
 struct Thread {
     Dim thread, block, threads, blocks;
     uint32_t lane;
     Warp *warp;
-    Block *of;
+    Block *of;     // which is a cluster of blocks for kernels that have one
+    Group *group;  // the threads of its own block
     char *memory;  // of the size given at launch
 };
 
@@ -55,6 +60,11 @@ struct Services {
     // Lets others go on until something has happened that somebody may wait for, and says that it has.
     void (*pause)(Thread *);
     void (*happened)(Thread *);
+    // Of a cluster: says that a thread has begun; waits until all have; the number of its block; the memory of another.
+    void (*begun)(Thread *);
+    void (*all_begun)(Thread *);
+    uint32_t (*rank)(Thread *);
+    char *(*memory_of)(Thread *, uint32_t rank);
 };
 
 // A kernel that unpacks its arguments.
