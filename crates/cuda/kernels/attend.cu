@@ -16,6 +16,7 @@
 
 constexpr int D = HEAD_DIM, M = 16, BLOCK = 256, PAGE = 64, WARPS = 8;
 constexpr int FOLDED = 16;                        // most key blocks that the last block of threads folds
+constexpr int TOGETHER = 8;                       // partial results of a value that are on their way at once
 constexpr int CHUNKS = (D + 31) / 32;             // of 32 places of a head: two steps of the mma
 constexpr int COLUMNS = (D / 8 + WARPS - 1) / WARPS;  // groups of 8 places of the head that a warp sums values for
 
@@ -63,7 +64,7 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
         float2 flag[4];  // asked for now, needed after the mma
 #pragma unroll
         for (int i = 0; i < 4; i++) flag[i] = *(const float2 *)(flags + row + 8 * i + 2 * t);
-#pragma unroll 4
+#pragma unroll 8
         for (int c = 0; c < CHUNKS; c++) {
             uint4 b[4];
             const bool inside = D % 32 == 0 || 32 * c + 8 * t < D;
@@ -177,10 +178,8 @@ __device__ __forceinline__ void ask(const Work &w, int block, int low, int high,
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = block * BLOCK + warp * 32;
     if (base > high || base + 31 < low) return;
     const u64 at = (((u64)w.pages[warp / 2] * kv_heads + head) * 2 + warp % 2) * 32 * D;
-    for (int i = lane; i < D / 2; i += 32) {
-        prefetch(keys + at + 64 * i);
-        prefetch(values + at + 64 * i);
-    }
+    for (int i = lane; i < D / 2; i += 32) prefetch(keys + at + 64 * i);
+    for (int i = lane; i < D / 2; i += 32) prefetch(values + at + 64 * i);
 }
 
 // What a block's result is times, and what came before is times: both rescaled to the larger maximum.
@@ -201,27 +200,43 @@ __device__ __forceinline__ void fold_tile(Work &w, const Tile &tile, const float
     const float *own = partials + ((u64)tile.partials * kv_heads + head) * M * (D + 2);
     auto begin = [&](int m) { return w.limits.low[m] / BLOCK - (int)tile.first_block; };
     auto end = [&](int m) { return w.limits.high[m] / BLOCK - (int)tile.first_block; };
+    for (u32 i = threadIdx.x; i < tile.count * tile.blocks; i += BLOCK) {
+        const int m = i / tile.blocks, nth = i % tile.blocks;
+        if (nth >= begin(m) && nth <= end(m)) factors[m][nth] = fresh((const float2 *)(own + nth * step + m * (D + 2) + D));
+    }
+    __syncthreads();
     if (threadIdx.x < tile.count) {
         const int m = threadIdx.x, from = begin(m), to = end(m);
-        const float *at = own + m * (D + 2) + D;
-        float most = fresh(at + from * step), sum = fresh(at + from * step + 1);
+        float most = factors[m][from].x, sum = factors[m][from].y;
         for (int nth = from + 1; nth <= to; nth++) {
-            const Fold f = fold(most, sum, fresh(at + nth * step), fresh(at + nth * step + 1));
+            const Fold f = fold(most, sum, factors[m][nth].x, factors[m][nth].y);
             most = f.max, sum = f.sum, factors[m][nth] = make_float2(f.keep, f.take);
         }
         w.running_sum[m] = sum;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < (int)tile.count * D; i += BLOCK) {
-        const int m = i / D, d = i % D, from = begin(m), to = end(m);
+    for (int i = threadIdx.x; i < (int)tile.count * D / 2; i += BLOCK) {
+        const int m = 2 * i / D, d = 2 * i % D, from = begin(m), to = end(m);
         const float *at = own + m * (D + 2) + d;
-        float value = fresh(at + from * step);
-#pragma unroll 4
-        for (int nth = from + 1; nth <= to; nth++) value = folded(value, factors[m][nth].x, fresh(at + nth * step), factors[m][nth].y);
-        value = value / w.running_sum[m];
-        values[i] = value;
+        float2 value = make_float2(0.f, 0.f);
+        for (int first = from; first <= to; first += TOGETHER) {
+            float2 part[TOGETHER];  // asked for at once
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++)
+                if (first + j <= to) part[j] = fresh((const float2 *)(at + (first + j) * step));
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                const int nth = first + j;
+                if (nth > to) continue;
+                const float2 f = factors[m][nth];
+                value.x = nth == from ? part[j].x : folded(value.x, f.x, part[j].x, f.y);
+                value.y = nth == from ? part[j].y : folded(value.y, f.x, part[j].y, f.y);
+            }
+        }
+        value.x = value.x / w.running_sum[m], value.y = value.y / w.running_sum[m];
+        *(float2 *)&values[2 * i] = value;
         const u32 row = tile.first_row + (tile.from + m) / share, h = head * share + (tile.from + m) % share;
-        out[((u64)row * heads + h) * D + d] = value;
+        *(float2 *)&out[((u64)row * heads + h) * D + d] = value;
     }
     if (D % 128 != 0 || !prepared) return;
     __syncthreads();
@@ -245,7 +260,7 @@ __device__ __forceinline__ void fold_tile(Work &w, const Tile &tile, const float
 // folds: up to FOLDED key blocks.
 EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles,
                                        const u32 *items, float *partials, float *out, u32 heads, u32 kv_heads, u32 window, float scale, u32 *turns, uint4 *prepared, float *sums, u32 nt) {
-    after_others();
+    others_may_begin();
     SHARED_AT_LAUNCH(uint4, memory);
     Work &w = *(Work *)memory;
     const u32 head = blockIdx.y, share = heads / kv_heads;
@@ -253,8 +268,24 @@ EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u1
     const u32 *table = tables + tile.table;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     limits_of(w.limits, tile, positions, share, window);
-    u32 page = 0;  // asked for now, needed after the queries
-    if (items && threadIdx.x < BLOCK / PAGE) page = table[min((tile.first_block + items[2 * blockIdx.x + 1]) * (BLOCK / PAGE) + threadIdx.x, tile.pages - 1)];
+    __syncthreads();
+    int low = 0x7fffffff, high = -1;
+    for (int m = 0; m < tile.count; m++) low = min(low, w.limits.low[m]), high = max(high, w.limits.high[m]);
+    const u32 first = items ? items[2 * blockIdx.x + 1] : 0, end = items ? first + 1 : tile.blocks;
+    auto pages_of = [&](int block) {
+        if (threadIdx.x < BLOCK / PAGE) {
+            const int from = block * BLOCK + threadIdx.x * PAGE;
+            w.pages[threadIdx.x] = from <= high && from + PAGE > low ? table[from / PAGE] : 0;
+        }
+        __syncthreads();
+    };
+    if (items) {
+        // What the host brought, and where keys and values lie, is known before the launches before this one have ended: they are on their way when the
+        // queries come. Those that are only now being written are asked for in vain.
+        pages_of(tile.first_block + first);
+        ask(w, tile.first_block + first, low, high, keys, values, kv_heads, head);
+    }
+    wait_for_others();
     auto place = [&](u32 m) { return ((u64)(tile.first_row + (tile.from + m) / share) * heads + head * share + (tile.from + m) % share) * D; };
     for (int item = threadIdx.x; item < CHUNKS * 2 * 32; item += BLOCK) {
         const int l = item % 32, e = item / 32 % 2, c = item / 64, d = 32 * c + l % 4 * 8 + 4 * e;
@@ -269,18 +300,10 @@ EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u1
         w.q[c][e][0][l] = high, w.q[c][e][1][l] = low;
     }
     __syncthreads();
-    int low = 0x7fffffff, high = -1;
-    for (int m = 0; m < tile.count; m++) low = min(low, w.limits.low[m]), high = max(high, w.limits.high[m]);
-    const u32 first = items ? items[2 * blockIdx.x + 1] : 0, end = items ? first + 1 : tile.blocks;
     float o[COLUMNS][4], held[COLUMNS][4];
     for (u32 nth = first; nth < end; nth++) {
         const int block = tile.first_block + nth;
-        if (threadIdx.x < BLOCK / PAGE) {
-            const int from = block * BLOCK + threadIdx.x * PAGE;
-            w.pages[threadIdx.x] = from <= high && from + PAGE > low ? (items ? page : table[from / PAGE]) : 0;
-        }
-        __syncthreads();
-        if (items) ask(w, block, low, high, keys, values, kv_heads, head);
+        if (!items) pages_of(block);
         weights_of(w, block, low, high, keys, flags, kv_heads, head, scale);
         values_of(w, block, low, high, values, kv_heads, head, o);
         if (items) break;

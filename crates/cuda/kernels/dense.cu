@@ -32,7 +32,7 @@ __device__ __forceinline__ void dots(const Stored *w, const float *x, float *y, 
 }
 
 EXPORT linear(const Stored *w, const float *x, float *y, u32 outputs, u32 inputs, u32 rows) {
-    after_others();
+    wait_for_others();
     const u32 output = blockIdx.x * WARPS + threadIdx.x / 32, first = blockIdx.y * ROWS;
     if (output >= outputs) return;
     dots(w + (u64)output * inputs, x + (u64)first * inputs, y + (u64)first * outputs, inputs, outputs, output, min(ROWS, rows - first));
@@ -40,18 +40,20 @@ EXPORT linear(const Stored *w, const float *x, float *y, u32 outputs, u32 inputs
 
 // One pair (row, rank) a block in y: the matrix of the pair's expert times row `pair / share` of x.
 EXPORT linear_pairs(const Stored *w, const u32 *experts, const float *x, float *y, u32 outputs, u32 inputs, u32 share) {
-    after_others();
+    wait_for_others();
     const u32 output = blockIdx.x * WARPS + threadIdx.x / 32, pair = blockIdx.y;
     if (output >= outputs) return;
     const Stored *own = w + ((u64)experts[pair] * outputs + output) * inputs;
     dots(own, x + (u64)(pair / share) * inputs, y + (u64)pair * outputs, inputs, outputs, output, 1);
 }
 
+// Block x is a row, y a stretch of its inputs.
 EXPORT embed(const Stored *table, const u32 *ids, float *out, float scale, u32 inputs, u32 outputs, const float *numbers) {
     after_others();
     const u32 id = embedded_row(ids, numbers, outputs);
     const Stored *row = table + (u64)id * inputs;
-    for (u32 k = threadIdx.x; k < inputs; k += blockDim.x)
+    const u32 k = blockIdx.y * blockDim.x + threadIdx.x;
+    if (k < inputs)
         out[(u64)blockIdx.x * inputs + k] = id == 0xffffffffu ? __uint_as_float(0x7fc00000u) : value(row[k]) * scale;
 }
 
@@ -63,7 +65,7 @@ EXPORT row_dots(const Stored *table, const u32 *ids, const float *y, float *out,
 
 // Matrices of a stack lie `stride` rows apart in the file; here they follow each other.
 EXPORT repack(const u8 *data, u8 *out, u64 row_bytes, u32 outputs, u32 stride, u64 n) {
-    after_others();
+    wait_for_others();
     const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
     if (i >= n) return;
     const u64 row = i / row_bytes, expert = row / outputs;

@@ -56,6 +56,10 @@ __device__ __forceinline__ void load(Super &s, const char *p, int lane) {
     }
 }
 
+__device__ __forceinline__ void prefetch_super(const char *p, int lane) {
+    for (int at = lane * 128; at < SUPER_BYTES + 127; at += 32 * 128) prefetch(p + min(at, SUPER_BYTES - 1));
+}
+
 // Register j of step i: outputs lane / 4 + 8 (j % 2), p = 2 (j / 2) and one more.
 __device__ __forceinline__ u32 operand(const Super &s, int i, int j) {
     if (FLOATS) return ((const u32 *)&s.floats[FLOATS ? i : 0])[j];
@@ -83,14 +87,17 @@ __device__ __forceinline__ float bias_of(const Super &s, int half, int group) {
     return SCALE32 ? __uint_as_float(s.scales[half][2 * group + 1]) : __uint_as_float(s.scales[half][group] & 0xffff0000u);
 }
 
+// What a kernel reads of x: far, in global memory, or near, in shared memory.
+template <bool NEAR, class T> __device__ __forceinline__ T read_x(const T *p) { return NEAR ? *p : __ldg(p); }
+
 // One superblock. x: [4][NT][2][32] of 16 bytes, two steps of a lane each; sums: [GROUPS][8 NT], as `store_prepared` leaves them.
-template <int NT> __device__ __forceinline__ void multiply(const Super &w, const uint4 *x, const float2 *sums, float acc[NT][4]) {
+template <int NT, bool NEAR> __device__ __forceinline__ void multiply(const Super &w, const uint4 *x, const float2 *sums, float acc[NT][4]) {
     float d[NT][4] = {};
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
         uint4 v[NT];
 #pragma unroll
-        for (int n = 0; n < NT; n++) v[n] = __ldg(x + (i / 4 * NT + n) * 64 + i % 4 / 2 * 32);
+        for (int n = 0; n < NT; n++) v[n] = read_x<NEAR>(x + (i / 4 * NT + n) * 64 + i % 4 / 2 * 32);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             u32 a[4];
@@ -109,7 +116,7 @@ template <int NT> __device__ __forceinline__ void multiply(const Super &w, const
             const float offset[2] = {fmaf(-OFFSET, scale[0], bias_of(w, 0, group)), fmaf(-OFFSET, scale[1], bias_of(w, 1, group))};
 #pragma unroll
             for (int n = 0; n < NT; n++) {
-                const float2 sum = __ldg(sums + (group * NT + n) * 4);
+                const float2 sum = read_x<NEAR>(sums + (group * NT + n) * 4);
 #pragma unroll
                 for (int e = 0; e < 4; e++) acc[n][e] = fmaf(offset[e / 2], e % 2 ? sum.y : sum.x, acc[n][e]);
             }
@@ -125,14 +132,15 @@ template <int NT, class Emit> __device__ __forceinline__ void tile(const char *w
     float acc[NT][4] = {};
     w += (u64)from * SUPER_BYTES;
     // Weights depend on nothing: the first are on their way while others finish what this reads.
-    if (from < to && lane * 128 < SUPER_BYTES + 127) prefetch(w + lane * 128);
-    after_others();
+    if (from < to) prefetch_super(w, lane);
+    wait_for_others();
     x += (u64)from * 4 * NT * 64 + lane;
     const float2 *own = (const float2 *)(sums + (u64)from * GROUPS * NT * 8) + lane % 4;
     Super s;
     for (int i = from; i < to; i++, w += SUPER_BYTES, x += 4 * NT * 64, own += GROUPS * NT * 4) {
+        if (i + 1 < to) prefetch_super(w + SUPER_BYTES, lane);
         load(s, w, lane);
-        multiply<NT>(s, x, own, acc);
+        multiply<NT, false>(s, x, own, acc);
     }
 #pragma unroll
     for (int n = 0; n < NT; n++)
@@ -177,7 +185,7 @@ NARROW(8, 1)
 
 // One pair (row, rank) a block in y: the matrix of the pair's expert times row `pair / share` of x, stored in blocks of eight rows.
 EXPORT __launch_bounds__(SLICES * 32) linear_pairs(const char *w, const u32 *experts, float *y, u32 outputs, const uint4 *x, const float *sums, u32 supers, u32 share) {
-    after_others();
+    wait_for_others();
     const u32 pair = blockIdx.y, row = pair / share, tiles = gridDim.x;
     x += (u64)(row / 8) * supers * 4 * 64;
     sums = sums_of(sums + (u64)(row / 8) * supers * 14 * 8, supers, 1);
@@ -212,7 +220,7 @@ __device__ __forceinline__ float file_scale(const u8 *p, u64 index, int type) {
 
 // Stores a stack of matrices: block x a superblock, y a tile of all tiles of the stack. Matrices lie `stride` rows apart in the file.
 EXPORT repack(const u8 *data, const u8 *scales, const u8 *biases, char *out, u32 outputs, u32 inputs, u32 stride, u32 tiles, int type) {
-    after_others();
+    wait_for_others();
     const u32 super = blockIdx.x, supers = gridDim.x, expert = blockIdx.y / tiles, first = blockIdx.y % tiles * TILE;
     char *to = out + ((u64)blockIdx.y * supers + super) * SUPER_BYTES;
     const u64 row_bytes = FLOATS ? (u64)inputs * 2 : (u64)inputs * BITS / 8;
@@ -291,10 +299,12 @@ __device__ float stored(const char *w, u32 supers, u32 row, u32 k) {
     return (code & 8 ? -v : v) * scale;
 }
 
+// Block x is a row, y a stretch of its inputs.
 EXPORT embed(const char *table, const u32 *ids, float *out, float scale, u32 inputs, u32 outputs, const float *numbers) {
     after_others();
     const u32 supers = (inputs + SUPER - 1) / SUPER, id = embedded_row(ids, numbers, outputs);
-    for (u32 k = threadIdx.x; k < inputs; k += blockDim.x)
+    const u32 k = blockIdx.y * blockDim.x + threadIdx.x;
+    if (k < inputs)
         out[(u64)blockIdx.x * inputs + k] = id == 0xffffffffu ? __uint_as_float(0x7fc00000u) : stored(table, supers, id, k) * scale;
 }
 

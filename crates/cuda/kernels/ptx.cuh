@@ -16,12 +16,25 @@ typedef unsigned long long u64;
 // Memory of a block whose size is said at its launch.
 #define SHARED_AT_LAUNCH(type, name) extern __shared__ __align__(128) type name[]
 
-// Launches of a sequence overlap: the blocks of one take their places while the last ones of the one before still run. Every kernel waits here
-// before it touches what another wrote.
-__device__ __forceinline__ void after_others() {
+// Launches of a sequence overlap: the blocks of one take their places while those of the one before still run, which says here that they may.
+__device__ __forceinline__ void others_may_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Every kernel waits here before it touches what another wrote. All of the launches before have ended then, as each of them waited for its own.
+__device__ __forceinline__ void wait_for_others() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Both, for short kernels. Those that read weights or whole prompts let others begin when they end: whoever began earlier would take memory and
+// places from them (docs/SPEED.md).
+__device__ __forceinline__ void after_others() {
+    others_may_begin();
+    wait_for_others();
 }
 
 // Two floats as bf16, rounded to nearest even: `low` in the low half.
@@ -68,6 +81,12 @@ __device__ __forceinline__ uint4 stream(const void *p) {
 __device__ __forceinline__ float fresh(const float *p) {
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ float2 fresh(const float2 *p) {
+    float2 v;
+    asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
     return v;
 }
 

@@ -107,7 +107,12 @@ __device__ __forceinline__ void norms_of(float *row, float *x, const float *y, c
 // What stands between the matrices of a decoder, in one launch; null pointers leave parts out. One block a row:
 // x = (x + norm(y, w1)) scale; out = norm(x, w2); out as the tensor cores read it.
 EXPORT norms(float *x, const float *y, const float *w1, float eps1, float scale, const float *w2, float eps2, float *out, uint4 *prepared, float *sums, u32 width, u32 nt) {
-    after_others();
+    others_may_begin();
+    for (u32 i = threadIdx.x * 32; i < width; i += blockDim.x * 32) {
+        if (w1) prefetch(w1 + i);
+        if (w2) prefetch(w2 + i);
+    }
+    wait_for_others();
     SHARED_AT_LAUNCH(float4, shared);
     float *row = (float *)shared;
     const u32 r = blockIdx.x, threads = blockDim.x;
@@ -372,20 +377,33 @@ EXPORT rope(float *x, const float *angles, u32 head_dim, u32 count, u32 width, u
     at[count] = fmaf(b, c, a * s);
 }
 
-// The place of a row's largest value, the lowest among equals; all ones when a value is not finite. One block a row. With `numbers` it is
-// written as a number instead, NaN when a value is not finite.
-EXPORT argmax(const float *x, u32 *out, u32 width, float *numbers) {
-    after_others();
+// The place of the largest of `width` values, the lowest among equals, and whether one is not finite. By a whole block; its first thread gets it.
+struct Best { float value; u32 place; int damaged; };
+
+__device__ __forceinline__ void better(Best &best, float v, u32 i) {
+    if (v > best.value || (v == best.value && i < best.place)) best.value = v, best.place = i;
+}
+
+__device__ __forceinline__ void best_of_lanes(Best &best) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const float v = __shfl_xor_sync(~0u, best.value, step);
+        const u32 i = __shfl_xor_sync(~0u, best.place, step);
+        better(best, v, i);
+    }
+}
+
+__device__ __forceinline__ Best best_of(const float *x, u32 width) {
     __shared__ float values[32];
     __shared__ u32 places[32];
-    x += (u64)blockIdx.x * width;
-    float best = __uint_as_float(0xff800000u), poison = 0.f;
-    u32 place = 0xffffffffu;
+    const Best none = {__uint_as_float(0xff800000u), 0xffffffffu, 0};
+    Best best = none;
+    float poison = 0.f;
     auto see = [&](float v, u32 i) {
         poison = fmaf(v, 0.f, poison);
-        if (v > best || (v == best && i < place)) best = v, place = i;
+        better(best, v, i);
     };
-    if (width % 4 == 0) {
+    if (((u64)x & 15) == 0 && width % 4 == 0) {
 #pragma unroll 4
         for (u32 i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x) {
             const float4 v = *(const float4 *)(x + i);
@@ -395,22 +413,48 @@ EXPORT argmax(const float *x, u32 *out, u32 width, float *numbers) {
         for (u32 i = threadIdx.x; i < width; i += blockDim.x) see(x[i], i);
     }
     const int damaged = __syncthreads_or(!(poison == 0.f));
-    auto join = [&](int lanes) {
-        for (int step = lanes / 2; step > 0; step /= 2) {
-            const float v = __shfl_xor_sync(~0u, best, step);
-            const u32 i = __shfl_xor_sync(~0u, place, step);
-            if (v > best || (v == best && i < place)) best = v, place = i;
-        }
-    };
-    join(32);
-    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = best, places[threadIdx.x / 32] = place;
+    best_of_lanes(best);
+    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = best.value, places[threadIdx.x / 32] = best.place;
     __syncthreads();
-    if (threadIdx.x >= 32) return;
+    if (threadIdx.x >= 32) return none;
     const bool there = threadIdx.x < blockDim.x / 32;
-    best = there ? values[threadIdx.x] : __uint_as_float(0xff800000u);
-    place = there ? places[threadIdx.x] : 0xffffffffu;
-    join(32);
-    if (threadIdx.x != 0) return;
-    if (numbers) numbers[blockIdx.x] = damaged ? __uint_as_float(0x7fc00000u) : (float)place;
-    else out[blockIdx.x] = damaged ? 0xffffffffu : place;
+    best = there ? Best{values[threadIdx.x], places[threadIdx.x], 0} : none;
+    best_of_lanes(best);
+    best.damaged = damaged;
+    return best;
+}
+
+// All ones when a value is not finite; with `numbers` it is written as a number instead, then NaN.
+__device__ __forceinline__ void put_best(const Best &best, u32 row, u32 *out, float *numbers) {
+    if (numbers) numbers[row] = best.damaged ? __uint_as_float(0x7fc00000u) : (float)best.place;
+    else out[row] = best.damaged ? 0xffffffffu : best.place;
+}
+
+// The place of a row's largest value. One block a row.
+EXPORT argmax(const float *x, u32 *out, u32 width, float *numbers) {
+    after_others();
+    const Best best = best_of(x + (u64)blockIdx.x * width, width);
+    if (threadIdx.x == 0) put_best(best, blockIdx.x, out, numbers);
+}
+
+// The same of long rows: block x is a stretch of `step` values, y the row. Then, of [row][stretch], one warp a row.
+EXPORT argmax_parts(const float *x, Best *parts, u32 width, u32 step) {
+    after_others();
+    const u32 from = blockIdx.x * step;
+    Best best = best_of(x + (u64)blockIdx.y * width + from, min(step, width - from));
+    best.place += from;
+    if (threadIdx.x == 0) parts[blockIdx.y * gridDim.x + blockIdx.x] = best;
+}
+
+EXPORT argmax_of_parts(const Best *parts, u32 *out, u32 count, float *numbers) {
+    after_others();
+    Best best = {__uint_as_float(0xff800000u), 0xffffffffu, 0};
+    for (u32 i = threadIdx.x; i < count; i += 32) {
+        const Best one = parts[blockIdx.x * count + i];
+        better(best, one.value, one.place);
+        best.damaged |= one.damaged;
+    }
+    best_of_lanes(best);
+    best.damaged = __syncthreads_or(best.damaged);
+    if (threadIdx.x == 0) put_best(best, blockIdx.x, out, numbers);
 }

@@ -267,7 +267,7 @@ __device__ __forceinline__ void work(const Shared &shared, const Task &task, u32
 // Up to three matrices of one format times the same rows, which `prepare_wide` stored.
 EXPORT __launch_bounds__(wide::THREADS, 1)
 wide_128(const char *w0, const char *w1, const char *w2, float *y0, float *y1, float *y2, u32 o0, u32 o1, u32 o2, const char *x, const float *sums, u32 supers, u32 rows) {
-    after_others();
+    wait_for_others();
     SHARED_AT_LAUNCH(char, wide_shared);
     const wide::Shared shared = {wide_shared};
     const wide::Task task = {w0, w1, w2, y0, y1, y2, o0, o1, o2, rows};

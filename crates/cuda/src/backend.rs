@@ -180,8 +180,7 @@ impl Backend for CudaBackend {
             return vec![None; x.rows];
         }
         let found = self.ctx.block(x.rows * size_of::<u32>());
-        let args = args![x.address(), found.address(), x.width, 0usize];
-        self.ctx.launch(self.rows.argmax, Shape::new(x.rows, 1, 1024), &args);
+        self.rows.argmax(&self.ctx, x, found.address(), 0);
         let mut places = vec![0.0f32; x.rows];
         self.ctx.read(found.address(), &mut places);
         // A device that failed reads as NaN, which is no place either.
@@ -190,8 +189,7 @@ impl Backend for CudaBackend {
     }
 
     fn argmax_into(&self, x: &CudaBuffer, ids: &mut CudaBuffer, at: usize) {
-        let args = args![x.address(), 0usize, x.width, ids.address() + (at * size_of::<f32>()) as u64];
-        self.ctx.launch(self.rows.argmax, Shape::new(x.rows, 1, 1024), &args);
+        self.rows.argmax(&self.ctx, x, 0, ids.address() + (at * size_of::<f32>()) as u64);
     }
 
     fn embed_at(&self, table: &CudaWeight, ids: &CudaBuffer, at: usize, scale: f32, out: &mut CudaBuffer) {

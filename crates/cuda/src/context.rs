@@ -24,6 +24,7 @@ pub struct Context {
     modules: Modules,
     fuse: AtomicBool,
     wide: AtomicBool,
+    split: AtomicBool,
 }
 
 /// A grid, the threads of a block, and the bytes of shared memory it is given at launch.
@@ -59,8 +60,8 @@ impl Context {
         let arena = Arena::new(Arc::clone(&device));
         let modules = Modules::new(Arc::clone(&device), cache);
         let queue = Mutex::new(Queue::new(&device)?);
-        let (fuse, wide) = (AtomicBool::new(true), AtomicBool::new(true));
-        Ok(Arc::new(Context { device, arena, modules, queue, fuse, wide }))
+        let [fuse, wide, split] = [(); 3].map(|()| AtomicBool::new(true));
+        Ok(Arc::new(Context { device, arena, modules, queue, fuse, wide, split }))
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -203,6 +204,17 @@ impl Context {
     /// Whether matrices times many rows take the wide kernel, where the device has one. They do unless switched off, to compare.
     pub fn use_wide(&self, on: bool) {
         self.wide.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether matrices times few rows take the kernel that spreads over clusters, where the device has it. They do unless switched off, to
+    /// compare.
+    pub fn use_split(&self, on: bool) {
+        self.split.store(on, Ordering::Relaxed);
+    }
+
+    /// As [`Context::use_split`] set it.
+    pub fn split(&self) -> bool {
+        self.split.load(Ordering::Relaxed)
     }
 
     /// As [`Context::use_wide`] set it.

@@ -49,7 +49,7 @@ macro_rules! sources {
 
 sources! {
     ROWS "rows.cu";
-    LINEAR "linear.cu" "hopper.cuh" "wide.cu";
+    LINEAR "linear.cu" "cluster.cuh" "split.cu" "hopper.cuh" "wide.cu";
     DENSE "dense.cu";
     ATTEND "attend.cu";
     MOE "moe.cu";

@@ -1,5 +1,5 @@
-//! The wide kernel gives the bits of the narrow one. Needs a GPU that has it; without one it says so and checks nothing, unless
-//! MLXCEL_NEED_GPU is set.
+//! The wide kernel, and the one that spreads over clusters of blocks, give the bits of the narrow one. Needs a GPU that has them; without one
+//! it says so and checks nothing, unless MLXCEL_NEED_GPU is set.
 
 mod common;
 
@@ -10,7 +10,9 @@ use mlxcel_cuda::CudaBackend;
 
 /// Outputs and inputs: one slice, several, a superblock that is not full, outputs that fill no tile of 128 or of 16.
 const SHAPES: [(usize, usize); 6] = [(128, 256), (100, 512), (640, 1408), (336, 5376), (1, 2048), (20, 2560)];
-const ROWS: [usize; 7] = [64, 100, 127, 128, 129, 300, 1100];
+/// Slices longer than what of x is in shared memory at once, for few rows.
+const LONG: (usize, usize) = (40, 26_880);
+const ROWS: [usize; 11] = [1, 3, 7, 8, 64, 100, 127, 128, 129, 300, 1100];
 
 /// Whether only some formats and rows are compared, for an emulated device.
 fn quick() -> bool {
@@ -22,7 +24,7 @@ fn device() -> Option<CudaBackend> {
     if backend.context().device.capability == 90 {
         return Some(backend);
     }
-    println!("skipped: {} has no wide kernel", backend.describe());
+    println!("skipped: {} has neither of both kernels", backend.describe());
     None
 }
 
@@ -55,10 +57,11 @@ fn product(b: &CudaBackend, x: &[f32], rows: usize, weights: &[&<CudaBackend as 
     outs.iter().map(|o| b.read(o).iter().map(bits).collect()).collect()
 }
 
-/// Both kernels' bits, narrow first.
+/// The bits of the narrow kernel, then those of the one that is taken for so many rows.
 fn both(b: &CudaBackend, x: &[f32], rows: usize, weights: &[&<CudaBackend as Backend>::Weight]) -> [Vec<Vec<u32>>; 2] {
     [false, true].map(|on| {
         b.context().use_wide(on);
+        b.context().use_split(on);
         product(b, x, rows, weights)
     })
 }
@@ -88,15 +91,18 @@ fn difference(what: &str, inputs: usize, [narrow, wide]: [&[u32]; 2], outputs: u
 }
 
 #[test]
-fn wide_and_narrow_give_the_same_bits() {
+fn whichever_kernel_gives_the_same_bits() {
     let Some(b) = device() else { return };
     let (mut faults, mut compared) = (Vec::new(), 0);
     for format in formats() {
         let mut rng = Rng::for_case(3, &format.to_string());
-        for (outputs, inputs) in SHAPES {
+        for (outputs, inputs) in SHAPES.into_iter().chain([LONG]) {
             let host = random_weight(&mut rng, format, Shape { experts: 1, outputs, inputs }, 0);
             let weight = b.load_weight(host).expect("a format with a kernel");
-            for rows in ROWS.into_iter().filter(|rows| !quick() || [64, 129].contains(rows)) {
+            for rows in ROWS.into_iter().filter(|rows| !quick() || [1, 8, 64, 129].contains(rows)) {
+                if (outputs, inputs) == LONG && rows > 8 {
+                    continue;
+                }
                 let x: Vec<f32> = (0..rows * inputs).map(|_| rng.normal()).collect();
                 let [narrow, wide] = both(&b, &x, rows, &[&weight]);
                 compared += narrow[0].len();
@@ -124,10 +130,10 @@ fn matrices_share_a_launch() {
         .map(|w| b.load_weight(w).expect("a format with a kernel"))
         .collect();
     let weights: Vec<_> = weights.iter().collect();
-    for rows in [65, 1200] {
+    for rows in [4, 65, 1200] {
         let mut x: Vec<f32> = (0..rows * inputs).map(|_| rng.normal()).collect();
         // One row of each kind of damage: it stays in its row.
-        (x[7], x[3 * inputs + 9], x[64 * inputs]) = (f32::NAN, f32::INFINITY, -0.0);
+        (x[7], x[3 * inputs + 9], x[(rows - 1) * inputs]) = (f32::NAN, f32::INFINITY, -0.0);
         let [narrow, wide] = both(&b, &x, rows, &weights);
         for (i, w) in weights.iter().enumerate() {
             let found = difference(&format!("matrix {i}, {rows} rows"), inputs, [&narrow[i], &wide[i]], w.outputs);

@@ -10,10 +10,11 @@ use crate::memory::{Block, Held};
 use crate::module::{DENSE, Function, LINEAR, Unit, linear_defines};
 use crate::ops::fuse::{Prepared, SUPER, prepare};
 use crate::ops::rows::RowKernels;
-use crate::ops::wide::{self, Part, WIDE_FROM};
+use crate::ops::split::{self, SPLIT_TO};
+use crate::ops::wide::{self, Part, WIDE_FROM, three};
 
 /// Outputs of a tile.
-const TILE: usize = 16;
+pub(super) const TILE: usize = 16;
 /// Most matrices of one launch.
 pub(super) const TOGETHER: usize = 3;
 
@@ -22,8 +23,9 @@ pub(super) const TOGETHER: usize = 3;
 enum Form {
     /// Tiles for the tensor cores.
     Tiles {
-        narrow: [Function; 4],  // for blocks of 8, 16, 32, 64 rows
-        wide: Option<Function>, // for many rows, on devices that have it
+        narrow: [Function; 4],   // for blocks of 8, 16, 32, 64 rows
+        split: Option<Function>, // for up to 8 rows and for many, on devices that have them
+        wide: Option<Function>,
     },
     /// Row by row, f32 or f16.
     Rows { linear: Function },
@@ -193,6 +195,7 @@ impl CudaWeight {
         let form = match linear_defines(weight.format) {
             Some(_) => Form::Tiles {
                 narrow: [get("narrow_1")?, get("narrow_2")?, get("narrow_4")?, get("narrow_8")?],
+                split: split::function(ctx, &unit)?,
                 wide: wide::function(ctx, &unit)?,
             },
             None => Form::Rows { linear: get("linear")? },
@@ -225,7 +228,7 @@ impl CudaWeight {
         let ids_at = op.feed(ids);
         op.launch(
             self.embed,
-            Shape::new(ids.len(), 1, 256),
+            Shape::new(ids.len(), self.inputs.div_ceil(256), 256),
             &args![self.held.address(), ids_at, out.address(), scale, self.inputs, self.outputs, 0usize],
         );
     }
@@ -234,7 +237,7 @@ impl CudaWeight {
     pub fn embed_at(&self, ctx: &Context, numbers: u64, scale: f32, out: &CudaBuffer) {
         ctx.launch(
             self.embed,
-            Shape::new(out.rows, 1, 256),
+            Shape::new(out.rows, self.inputs.div_ceil(256), 256),
             &args![self.held.address(), 0usize, out.address(), scale, self.inputs, self.outputs, numbers],
         );
     }
@@ -273,59 +276,58 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
     let mut at = 0;
     while at < weights.len() {
         let first = weights[at];
+        // Matrices of one format that follow each other share a launch.
+        let same = weights[at..].iter().take(TOGETHER).take_while(|w| w.form == first.form).count();
+        let parts: Vec<Part> = (at..at + same)
+            .map(|i| Part { w: weights[i].held.address(), y: outs[i], outputs: weights[i].outputs })
+            .collect();
         match first.form {
             Form::Rows { linear } => {
-                ctx.launch(
-                    linear,
-                    Shape::new(first.outputs.div_ceil(8), x.rows.div_ceil(8), 256),
-                    &args![first.held.address(), x.address(), outs[at], first.outputs, first.inputs, x.rows],
-                );
-                at += 1;
+                for p in &parts {
+                    let shape = Shape::new(p.outputs.div_ceil(8), x.rows.div_ceil(8), 256);
+                    ctx.launch(linear, shape, &args![p.w, x.address(), p.y, p.outputs, first.inputs, x.rows]);
+                }
             }
             Form::Tiles { wide: Some(wide), .. } if ctx.wide() && x.rows >= WIDE_FROM => {
                 let input =
                     wide_prepared.get_or_insert_with(|| wide::prepare(ctx, k, x.address(), first.inputs, x.rows));
-                let same = weights[at..].iter().take(TOGETHER).take_while(|w| w.form == first.form).count();
-                let parts: Vec<Part> = (at..at + same)
-                    .map(|i| Part { w: weights[i].held.address(), y: outs[i], outputs: weights[i].outputs })
-                    .collect();
                 wide::multiply(ctx, wide, input, &parts);
-                at += same;
             }
-            Form::Tiles { narrow, .. } => {
+            Form::Tiles { narrow, split, .. } => {
                 let input = prepared
                     .get_or_insert_with(|| prepare(ctx, k, x.address(), first.inputs, x.rows, block_size(x.rows)));
-                // Matrices of one format that follow each other share a launch.
-                let same = weights[at..].iter().take(TOGETHER).take_while(|w| w.form == first.form).count();
-                let (mut w, mut y, mut o) = ([0u64; TOGETHER], [0u64; TOGETHER], [0usize; TOGETHER]);
-                for i in 0..same {
-                    (w[i], y[i], o[i]) = (weights[at + i].held.address(), outs[at + i], weights[at + i].outputs);
+                match split {
+                    Some(split) if ctx.split() && x.rows <= SPLIT_TO => {
+                        split::multiply(ctx, split, input, x.rows, first.inputs, &parts);
+                    }
+                    _ => multiply(ctx, narrow[input.size], input, x.rows, first.inputs, &parts),
                 }
-                let tiles: usize = o.iter().map(|o| o.div_ceil(TILE)).sum();
-                let supers = first.inputs.div_ceil(SUPER);
-                ctx.launch(
-                    narrow[input.size],
-                    Shape::new(tiles, input.blocks, 256),
-                    &args![
-                        w[0],
-                        w[1],
-                        w[2],
-                        y[0],
-                        y[1],
-                        y[2],
-                        o[0],
-                        o[1],
-                        o[2],
-                        input.x.address(),
-                        input.sums.address(),
-                        supers,
-                        x.rows
-                    ],
-                );
-                at += same;
             }
         }
+        at += same;
     }
+}
+
+/// Up to three matrices of one format times the same rows, by the narrow kernel.
+fn multiply(ctx: &Context, kernel: Function, x: &Prepared, rows: usize, inputs: usize, parts: &[Part]) {
+    let p = three(parts);
+    let tiles: usize = p.iter().map(|p| p.outputs.div_ceil(TILE)).sum();
+    let args = args![
+        p[0].w,
+        p[1].w,
+        p[2].w,
+        p[0].y,
+        p[1].y,
+        p[2].y,
+        p[0].outputs,
+        p[1].outputs,
+        p[2].outputs,
+        x.x.address(),
+        x.sums.address(),
+        inputs.div_ceil(SUPER),
+        rows
+    ];
+    ctx.launch(kernel, Shape::new(tiles, x.blocks, 256), &args);
 }
 
 /// What the kernels call an activation.

@@ -6,4 +6,5 @@ pub mod linear;
 pub mod moe;
 pub mod recurrent;
 pub mod rows;
+pub mod split;
 pub mod wide;

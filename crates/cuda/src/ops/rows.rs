@@ -1,11 +1,20 @@
 //! Norms and elementwise operations.
 
-use crate::context::Context;
+use crate::args;
+use crate::buffer::CudaBuffer;
+use crate::context::{Context, Shape};
 use crate::error::CudaError;
 use crate::module::{Function, ROWS, Unit};
 
 /// Widest row of the kernel that joins norms: it holds the row in shared memory.
 pub const WIDEST_NORM: usize = 24_576;
+
+/// Widest row whose largest value one block of threads looks for. A vocabulary takes it 18 us, in stretches 3.
+const LONG: usize = 16_384;
+/// Values of a stretch of a longer row.
+const STRETCH: usize = 4096;
+/// Bytes of the kernels' `Best`.
+const BEST: usize = 12;
 
 /// The kernels of `rows.cu`.
 pub struct RowKernels {
@@ -29,7 +38,9 @@ pub struct RowKernels {
     pub(crate) put_rows: Function,
     pub(crate) rope_angles: Function,
     pub(crate) rope: Function,
-    pub(crate) argmax: Function,
+    argmax: Function,
+    argmax_parts: Function,
+    argmax_of_parts: Function,
 }
 
 impl RowKernels {
@@ -62,7 +73,22 @@ impl RowKernels {
             rope_angles: get("rope_angles")?,
             rope: get("rope")?,
             argmax: get("argmax")?,
+            argmax_parts: get("argmax_parts")?,
+            argmax_of_parts: get("argmax_of_parts")?,
         })
+    }
+
+    /// The place of each row's largest value, at `out` as a `u32` or at `numbers` as a number; the other is 0.
+    pub fn argmax(&self, ctx: &Context, x: &CudaBuffer, out: u64, numbers: u64) {
+        if x.width <= LONG {
+            ctx.launch(self.argmax, Shape::new(x.rows, 1, 1024), &args![x.address(), out, x.width, numbers]);
+            return;
+        }
+        let count = x.width.div_ceil(STRETCH);
+        let parts = ctx.block(x.rows * count * BEST);
+        let shape = Shape::new(count, x.rows, 256);
+        ctx.launch(self.argmax_parts, shape, &args![x.address(), parts.address(), x.width, STRETCH]);
+        ctx.launch(self.argmax_of_parts, Shape::new(x.rows, 1, 32), &args![parts.address(), out, count, numbers]);
     }
 }
 

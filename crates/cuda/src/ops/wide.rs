@@ -70,10 +70,15 @@ pub struct Part {
     pub outputs: usize,
 }
 
+/// As many parts as a launch has places for, of which the last may be none.
+pub(super) fn three(parts: &[Part]) -> [Part; TOGETHER] {
+    let none = Part { w: 0, y: 0, outputs: 0 };
+    std::array::from_fn(|i| parts.get(i).copied().unwrap_or(none))
+}
+
 /// Up to three matrices of one format times the same rows.
 pub fn multiply(ctx: &Context, kernel: Function, x: &Prepared, parts: &[Part]) {
-    let none = Part { w: 0, y: 0, outputs: 0 };
-    let p: [Part; TOGETHER] = std::array::from_fn(|i| parts.get(i).copied().unwrap_or(none));
+    let p = three(parts);
     let tiles = p.iter().map(|p| p.outputs.div_ceil(BLOCK)).sum::<usize>() * x.rows.div_ceil(BLOCK);
     // One block a processor, each of which takes tile after tile.
     let shape = Shape { grid: [tiles.min(ctx.device.processors), 1, 1], block: THREADS, shared: SHARED };

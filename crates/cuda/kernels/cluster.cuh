@@ -1,0 +1,48 @@
+// What blocks of a cluster do with each other, and copies into shared memory, each as a function (ptx.cuh has the others): compute capability 9.0
+// and more.
+
+#if __CUDA_ARCH__ >= 900
+#ifdef MLXCEL_EMULATED
+#include "cluster.h"
+#else
+namespace cluster {
+
+#define CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
+
+__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Copies 16 bytes to shared memory, or puts zeros there if not `there`. `copied` waits for all that the thread began.
+__device__ __forceinline__ void copy(void *to, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// A barrier in shared memory that is passed once `bytes` were sent to it. One thread makes it, before its block says that it has begun.
+__device__ __forceinline__ void mailbox(u64 *barrier, u32 bytes) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;\n mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// All threads of all blocks come to both: behind `all_begun` the memory and the mailbox of every block are there.
+__device__ __forceinline__ void begun() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void all_begun() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Sends 16 bytes to a block: to the same place of its shared memory, and its own mailbox hears of it.
+__device__ __forceinline__ void send(u32 block, float *to, const float (&v)[4], u64 *barrier) {
+    u32 there, box;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(block));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(box) : "r"(shared_address(barrier)), "r"(block));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(there), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(box) : "memory");
+}
+// Waits for all that is sent to this block.
+__device__ __forceinline__ void received(u64 *barrier) {
+    u32 done;
+    do {
+        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done) : "r"(shared_address(barrier)) : "memory");
+    } while (!done);
+}
+
+}  // namespace cluster
+#endif
+#endif
