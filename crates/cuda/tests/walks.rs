@@ -93,7 +93,8 @@ fn walks(place: &Place, dir: &Path, tapes: &[Tape]) -> Outcome {
     let tapes: Vec<&Tape> = tapes.iter().collect();
     let whole = tapes[0].len();
     let mut walker = Walker::new(place.load(dir), tapes.len(), whole + SLACK);
-    println!("{}, {whole} positions, on {}", dir.display(), walker.model.backend());
+    let name = dir.file_name().unwrap_or_default().display();
+    println!("{name}, {whole} positions, on {}", walker.model.backend());
     timed("widths", || size.widths.iter().try_for_each(|w| width(&mut walker, tapes[0], *w)))?;
     timed("one chunk", || spans(&mut walker, tapes[0], "one chunk", || whole))?;
     timed("random widths", || (0..size.seeds).try_for_each(|seed| mixed(&mut walker, tapes[0], seed)))?;

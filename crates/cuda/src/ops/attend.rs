@@ -21,6 +21,8 @@ const FOLDERS: usize = 128;
 const FEW_ROWS: usize = 32;
 /// Key blocks of a tile up to which the last block of threads folds them. Either way gives the same bits.
 const FOLDED: u32 = 16;
+/// Values of a tile up to which it does, two a thread: of more, every query has a block of threads that folds it. Either way gives the same bits.
+const FOLDED_VALUES: usize = 512;
 /// Zeros of a [`CudaKv`] that attention counts in: one for each tile and K/V head.
 pub const TURNS: usize = 1 << 14;
 
@@ -132,8 +134,8 @@ pub fn attend(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, q: &CudaB
     let count = if few { plan.blocks.len() } else { plan.tiles.len() };
     let window = spec.window.unwrap_or(0);
     let partials_at = partials.as_ref().map_or(0, |p| p.address());
-    let folds =
-        few && op.joins() && plan.tiles.iter().all(|t| t.blocks <= FOLDED) && plan.tiles.len() * kv_heads <= TURNS;
+    let short = |t: &Tile| t.blocks <= FOLDED && t.count as usize * head_dim <= FOLDED_VALUES;
+    let folds = few && op.joins() && plan.tiles.iter().all(short) && plan.tiles.len() * kv_heads <= TURNS;
     fuse::attend(
         &mut op,
         layer.kernels.attend,
