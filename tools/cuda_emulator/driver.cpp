@@ -114,7 +114,11 @@ void perform(Operation &o) {
             if (!wrong.empty()) fprintf(stderr, "cuda_emulator: %s\n", wrong.c_str()), s.failed = true;
             break;
         }
-        case Operation::COPY: memcpy(o.to, o.taken.empty() ? o.from : o.taken.data(), o.bytes); break;
+        case Operation::COPY:
+            // What kernels would have found is nothing: a zero is at least a number.
+            if (idle()) memset(o.to, 0, o.bytes);
+            else memcpy(o.to, o.taken.empty() ? o.from : o.taken.data(), o.bytes);
+            break;
         case Operation::FILL: memset(o.to, o.byte, o.bytes); break;
     }
 }

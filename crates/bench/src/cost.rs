@@ -272,6 +272,11 @@ impl Walk<'_> {
         let states = self.fill(1, context)?;
         let empty = |width: &usize| Timed { context, batch: 1, rows: *width, seconds: Vec::new() };
         let mut out: Vec<Timed> = plan.widths.iter().map(empty).collect();
+        // A block of so many rows may need memory that none before it did.
+        for width in &plan.widths {
+            self.restart(&states);
+            self.pass(0..1, context, *width, Wanted::All)?;
+        }
         for _ in 0..plan.repeat {
             for timed in &mut out {
                 for turn in 0..=IN_A_ROW {

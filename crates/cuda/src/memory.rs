@@ -20,11 +20,15 @@ const CHUNK: usize = 8 << 20;
 /// ([`crate::ops::fuse`]), and those outputs must not lie where such a kernel's operands lay.
 const WAITING: usize = 8;
 
+/// A piece and its age: how many there were before it.
+type Place = (u32, u64);
+
 #[derive(Default)]
 struct Free {
-    blocks: BTreeMap<usize, Vec<u64>>,
-    back: VecDeque<(usize, u64)>, // just given back
-    chunk: (u64, usize),          // address and bytes left of the chunk small blocks are cut from
+    blocks: BTreeMap<usize, Vec<Place>>, // by size; `Arena::settle` puts the oldest last, which is taken first
+    back: VecDeque<(usize, Place)>,      // just given back
+    made: u32,
+    chunk: (u64, usize), // address and bytes left of the chunk small blocks are cut from
     chunks: Vec<u64>,
     whole: Vec<(u64, usize)>, // every block that is an allocation of its own
     dead: Vec<(u64, usize)>,  // held for long once; launches that wait may still name them
@@ -40,6 +44,7 @@ pub struct Arena {
 /// A piece of device memory; goes back when dropped.
 pub struct Block {
     arena: Arc<Arena>,
+    age: u32,
     address: u64,
     bytes: usize,
 }
@@ -60,11 +65,11 @@ impl Drop for Block {
     fn drop(&mut self) {
         if self.address != 0 {
             let mut free = self.arena.lock();
-            free.back.push_back((self.bytes, self.address));
+            free.back.push_back((self.bytes, (self.age, self.address)));
             if free.back.len() > WAITING
-                && let Some((bytes, address)) = free.back.pop_front()
+                && let Some((bytes, place)) = free.back.pop_front()
             {
-                free.blocks.entry(bytes).or_default().push(address);
+                free.blocks.entry(bytes).or_default().push(place);
             }
         }
     }
@@ -99,8 +104,8 @@ impl Arena {
     pub fn take(self: &Arc<Self>, bytes: usize, what: &str) -> Result<Block, CudaError> {
         let bytes = rounded(bytes);
         let mut free = self.lock();
-        if let Some(address) = free.blocks.get_mut(&bytes).and_then(Vec::pop) {
-            return Ok(Block { arena: Arc::clone(self), address, bytes });
+        if let Some((age, address)) = free.blocks.get_mut(&bytes).and_then(Vec::pop) {
+            return Ok(Block { arena: Arc::clone(self), age, address, bytes });
         }
         let address = if bytes <= CHUNK / 8 {
             if free.chunk.1 < bytes {
@@ -116,21 +121,23 @@ impl Arena {
             free.whole.push((address, bytes));
             address
         };
-        Ok(Block { arena: Arc::clone(self), address, bytes })
+        let age = free.made;
+        free.made += 1;
+        Ok(Block { arena: Arc::clone(self), age, address, bytes })
     }
 
     /// Puts what is free in order, so that the same requests get the same addresses in each forward pass. Called when a result
-    /// was read.
+    /// was read. The order is that of age: what other passes took meanwhile changes nothing, wherever it lies.
     pub fn settle(&self) {
         let mut free = self.lock();
         let Free { blocks, back, .. } = &mut *free;
-        back.drain(..).for_each(|(bytes, address)| blocks.entry(bytes).or_default().push(address));
+        back.drain(..).for_each(|(bytes, place)| blocks.entry(bytes).or_default().push(place));
         blocks.values_mut().for_each(|list| list.sort_unstable_by(|a, b| b.cmp(a)));
     }
 
     /// No memory: what a failed device has to give.
     pub fn none(self: &Arc<Self>) -> Block {
-        Block { arena: Arc::clone(self), address: 0, bytes: 0 }
+        Block { arena: Arc::clone(self), age: 0, address: 0, bytes: 0 }
     }
 
     /// Gives memory that was held for long, and is not any more, back to the device. Nothing may be queued that is not launched yet: it
@@ -178,7 +185,7 @@ impl Arena {
         let Free { blocks, whole, held, .. } = &mut *free;
         whole.retain(|(address, bytes)| {
             let Some(unused) = blocks.get_mut(bytes) else { return true };
-            let Some(at) = unused.iter().position(|a| a == address) else { return true };
+            let Some(at) = unused.iter().position(|(_, a)| a == address) else { return true };
             unused.swap_remove(at);
             // SAFETY: nobody holds the block, and freeing waits for what was launched.
             let _ = unsafe { result::free_sync(*address) };

@@ -80,10 +80,44 @@ EXPORT copied(float *out, u32 bad) {
     ),
 );
 
+/// A cluster of three blocks, each of which copies its values and sends them to the next. `bad`: 1 no wait for the copies, 2 none for what is sent.
+const CLUSTERS: Source = Source::new(
+    "clusters.cu",
+    concat!(
+        include_str!("../kernels/cluster.cuh"),
+        r"
+EXPORT CLUSTER(3) sent(float *out, u32 bad) {
+    SHARED_AT_LAUNCH(float, shared);
+    u64 *box = (u64 *)shared;
+    float *copied = shared + 4, *received = copied + 64, *from = out + 1024 + blockIdx.x * 64;
+    if (threadIdx.x == 0) cluster::mailbox(box, 256);
+    cluster::begun();
+    from[threadIdx.x] = 100.f * blockIdx.x + threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x < 16) cluster::copy(copied + 4 * threadIdx.x, from + 4 * threadIdx.x, true);
+    if (bad != 1) cluster::copied();
+    __syncthreads();
+    cluster::all_begun();
+    if (threadIdx.x < 16) {
+        float v[4];
+        for (int i = 0; i < 4; i++) v[i] = copied[4 * threadIdx.x + i];
+        cluster::send((blockIdx.x + 1) % 3, received + 4 * threadIdx.x, v, box);
+    }
+    if (bad != 2) cluster::received(box);
+    out[blockIdx.x * 64 + threadIdx.x] = received[63 - threadIdx.x];
+}
+"
+    ),
+);
+
 const BLOCKS: usize = 3;
 
 fn launch(ctx: &Arc<Context>, kernel: &str, bad: u32) {
-    let (source, shared) = if kernel == "copied" { (COPIES, 384) } else { (KERNELS, 256) };
+    let (source, shared) = match kernel {
+        "copied" => (COPIES, 384),
+        "sent" => (CLUSTERS, 16 + 512),
+        _ => (KERNELS, 256),
+    };
     // As much as the emulator guards: its end is that of a page.
     let out = ctx.held(4096 * 4, "values").expect("memory");
     let shape = Shape { grid: [BLOCKS, 1, 1], block: 64, shared };
@@ -175,19 +209,35 @@ fn threads_that_cannot_meet_end_the_launch() {
     }
 }
 
+/// What a kernel of compute capability 9.0 said, with `bad` or without.
+fn on_hopper(kernel: &str, order: &str, bad: &str) -> Option<String> {
+    let variables =
+        [("MLXCEL_EMULATOR_CAPABILITY", "90"), ("MLXCEL_EMULATOR_ORDER", order), ("MLXCEL_EMULATED_BAD", bad)];
+    let (out, said) = run(kernel, &variables)?;
+    assert!(out.status.success(), "{said}");
+    Some(said)
+}
+
 #[test]
 fn a_missing_wait_for_a_copy_shows() {
     for order in ["forward", "reverse", "mixed"] {
-        let on_hopper = |bad| {
-            let variables =
-                [("MLXCEL_EMULATOR_CAPABILITY", "90"), ("MLXCEL_EMULATOR_ORDER", order), ("MLXCEL_EMULATED_BAD", bad)];
-            let (out, said) = run("copied", &variables)?;
-            assert!(out.status.success(), "{said}");
-            Some(said)
-        };
+        let on_hopper = |bad| on_hopper("copied", order, bad);
         let (Some(bad), Some(twin)) = (on_hopper("1"), on_hopper("7")) else { return };
         assert!(bad.contains("values: [63.0, 62.0, ") && bad.contains(", 0.0, NaN, NaN, "), "{order}: {bad}");
         assert!(twin.contains("values: [63.0, 62.0, ") && !twin.contains("NaN"), "{order}: {twin}");
+    }
+}
+
+#[test]
+fn a_missing_wait_in_a_cluster_shows() {
+    for order in ["forward", "reverse", "mixed"] {
+        let Some(twin) = on_hopper("sent", order, "7") else { return };
+        let right = twin.contains("values: [263.0, 262.0, ") && twin.contains(", 200.0, 63.0, ");
+        assert!(right && twin.contains(", 100.0]") && !twin.contains("NaN"), "{order}: {twin}");
+        for bad in ["1", "2"] {
+            let said = on_hopper("sent", order, bad).expect("it ran before");
+            assert!(said.contains("values: ") && said.contains("NaN, NaN, "), "{order}, {bad}: {said}");
+        }
     }
 }
 
