@@ -289,6 +289,7 @@ API cuModuleGetFunction(void **function, void *module, const char *name) {
     return *function = kernel, OK;
 }
 
+API cuModuleGetGlobal_v2(uint64_t *, size_t *, void *, const char *) { return NOT_FOUND; }
 API cuFuncSetAttribute(void *, int, int) { return OK; }
 
 API cuLaunchKernelEx(const Config *config, void *function, void **arguments, void **) {

@@ -37,6 +37,30 @@ __device__ __forceinline__ void after_others() {
     wait_for_others();
 }
 
+#ifdef TIMELINE
+// When each block of threads came to wait for others, went on, and ended, by the device's clock in nanoseconds: for tools/gpu_timeline. The last
+// records stay.
+struct Stay { u64 came, went_on, ended; u32 line, block, blocks, processor; };
+constexpr u32 STAYS = 1 << 18;
+extern "C" { __device__ Stay timeline_stays[STAYS]; __device__ u32 timeline_count; }
+
+__device__ __forceinline__ u64 clock_now() { u64 t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t) :: "memory"); return t; }
+
+struct Staying {
+    u64 came, went_on;
+    u32 line;
+    __device__ __forceinline__ Staying(u32 line) : came(clock_now()), line(line) { wait_for_others(); went_on = clock_now(); }
+    __device__ __forceinline__ ~Staying() {
+        if (threadIdx.x != 0) return;
+        u32 processor;
+        asm volatile("mov.u32 %0, %smid;" : "=r"(processor));
+        timeline_stays[atomicAdd(&timeline_count, 1u) % STAYS] = {came, went_on, clock_now(), line, blockIdx.x + (blockIdx.y << 20), gridDim.x, processor};
+    }
+};
+#define wait_for_others() Staying staying(__LINE__)
+#define after_others() others_may_begin(); wait_for_others()
+#endif
+
 // Two floats as bf16, rounded to nearest even: `low` in the low half.
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     u32 out;

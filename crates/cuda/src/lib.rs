@@ -15,6 +15,7 @@ pub mod module;
 pub mod ops;
 pub mod queue;
 pub mod state;
+pub mod timeline;
 
 pub use backend::{CudaBackend, CudaOptions};
 pub use error::CudaError;

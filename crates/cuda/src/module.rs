@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::device::Device;
 use crate::error::CudaError;
+use crate::timeline;
 
 /// A kernel file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +63,14 @@ pub type Define = (&'static str, i64);
 /// Contraction is written out in the sources (the row law: fused or not is never the compiler's choice).
 const OPTIONS: [&str; 4] = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space", "-lineinfo"];
 
+/// Definitions from outside, for those who try variants: `MLXCEL_CUDA_DEFINES=NAME=VALUE,...`, and what a timeline needs
+/// ([`crate::timeline`]).
+fn tried() -> Vec<String> {
+    let list = std::env::var("MLXCEL_CUDA_DEFINES").unwrap_or_default();
+    let given = list.split(',').filter(|d| !d.is_empty()).map(|d| format!("-D{d}"));
+    given.chain(timeline::folder().map(|_| "-DTIMELINE".to_owned())).collect()
+}
+
 /// A kernel file with its definitions, for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Unit {
@@ -81,7 +90,7 @@ impl Unit {
     fn options(&self, arch: &str) -> Vec<String> {
         let defines = self.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
         let arch = std::iter::once(format!("--gpu-architecture={arch}"));
-        OPTIONS.iter().map(|o| (*o).to_owned()).chain(arch).chain(defines).collect()
+        OPTIONS.iter().map(|o| (*o).to_owned()).chain(arch).chain(defines).chain(tried()).collect()
     }
 
     fn text(&self) -> String {
@@ -252,6 +261,12 @@ impl Modules {
         Ok(Function(function as usize))
     }
 
+    /// Source files and handles of what was loaded.
+    pub(crate) fn loaded(&self) -> Vec<(&'static str, usize)> {
+        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.iter().map(|(unit, module)| (unit.source.name, *module)).collect()
+    }
+
     fn module(&self, unit: &Unit) -> Result<usize, CudaError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = loaded.get(unit) {
@@ -282,6 +297,16 @@ impl Modules {
         // A cache that cannot be written costs time, not answers.
         let _ = keep(folder, &path, &code);
         Ok(code)
+    }
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        if let Some(folder) = timeline::folder()
+            && self.device.bind().is_ok()
+        {
+            timeline::write(&folder, &self.loaded());
+        }
     }
 }
 
