@@ -368,29 +368,39 @@ EXPORT __launch_bounds__(FOLDERS) attend_fold(const u32 *positions, const Tile *
                                               uint4 *prepared, float *sums, u32 nt) {
     after_others();
     __shared__ Limits limits;
-    __shared__ float values[D];
+    __shared__ __align__(16) float values[D];
     const u32 head = blockIdx.y, share = heads / kv_heads, m = blockIdx.z;
     const Tile tile = tiles[blockIdx.x];
     if (m >= tile.count) return;
     limits_of(limits, tile, positions, share, window);
     __syncthreads();
     const u32 row = tile.first_row + (tile.from + m) / share, h = head * share + (tile.from + m) % share;
-    for (int d = threadIdx.x; d < D; d += FOLDERS) {
-        float most = 0.f, sum = 0.f, value = 0.f;
-#pragma unroll 4
-        for (u32 nth = 0; nth < tile.blocks; nth++) {
-            const int block = tile.first_block + nth;
-            if (!sees(limits, m, block)) continue;
-            const float *own = partials + (((u64)(tile.partials + nth) * kv_heads + head) * M + m) * (D + 2);
-            if (limits.low[m] / BLOCK == block) {
-                most = own[D], sum = own[D + 1], value = own[d];
-            } else {
-                const Fold f = fold(most, sum, own[D], own[D + 1]);
-                most = f.max, sum = f.sum, value = folded(value, f.keep, own[d], f.take);
+    const int from = limits.low[m] / BLOCK - (int)tile.first_block, to = limits.high[m] / BLOCK - (int)tile.first_block;
+    const u64 step = (u64)kv_heads * M * (D + 2);
+    const float *own = partials + (((u64)tile.partials * kv_heads + head) * M + m) * (D + 2);
+    for (int d = 2 * threadIdx.x; d < D; d += 2 * FOLDERS) {
+        float most = 0.f, sum = 0.f;
+        float2 value = make_float2(0.f, 0.f);
+        for (int first = from; first <= to; first += TOGETHER) {
+            float2 part[TOGETHER], whole[TOGETHER];  // values; maximum and sum of a block: asked for at once
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++)
+                if (first + j <= to) part[j] = *(const float2 *)(own + (first + j) * step + d), whole[j] = *(const float2 *)(own + (first + j) * step + D);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                if (first + j > to) continue;
+                if (first + j == from) {
+                    most = whole[j].x, sum = whole[j].y, value = part[j];
+                } else {
+                    const Fold f = fold(most, sum, whole[j].x, whole[j].y);
+                    most = f.max, sum = f.sum;
+                    value = make_float2(folded(value.x, f.keep, part[j].x, f.take), folded(value.y, f.keep, part[j].y, f.take));
+                }
             }
         }
-        values[d] = value / sum;
-        out[((u64)row * heads + h) * D + d] = value / sum;
+        value = make_float2(value.x / sum, value.y / sum);
+        *(float2 *)&values[d] = value;
+        *(float2 *)&out[((u64)row * heads + h) * D + d] = value;
     }
     if (D % 128 != 0 || !prepared) return;
     __syncthreads();
