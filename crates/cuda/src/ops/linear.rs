@@ -11,7 +11,7 @@ use crate::module::{DENSE, Function, LINEAR, Unit, linear_defines};
 use crate::ops::fuse::{Prepared, SUPER, prepare};
 use crate::ops::rows::RowKernels;
 use crate::ops::split::{self, SPLIT_TO};
-use crate::ops::wide::{self, Part, WIDE_FROM, three};
+use crate::ops::wide::{self, Part, WIDE_FROM, with_parts};
 
 /// Outputs of a tile.
 pub(super) const TILE: usize = 16;
@@ -310,23 +310,8 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
 
 /// Up to three matrices of one format times the same rows, by the narrow kernel.
 fn multiply(ctx: &Context, kernel: Function, x: &Prepared, rows: usize, inputs: usize, parts: &[Part]) {
-    let p = three(parts);
-    let tiles: usize = p.iter().map(|p| p.outputs.div_ceil(TILE)).sum();
-    let args = args![
-        p[0].w,
-        p[1].w,
-        p[2].w,
-        p[0].y,
-        p[1].y,
-        p[2].y,
-        p[0].outputs,
-        p[1].outputs,
-        p[2].outputs,
-        x.x.address(),
-        x.sums.address(),
-        inputs.div_ceil(SUPER),
-        rows
-    ];
+    let tiles: usize = parts.iter().map(|p| p.outputs.div_ceil(TILE)).sum();
+    let args = with_parts(parts, args![x.x.address(), x.sums.address(), inputs.div_ceil(SUPER), rows]);
     ctx.launch(kernel, Shape::new(tiles, x.blocks, 256), &args);
 }
 

@@ -6,7 +6,7 @@ use crate::error::CudaError;
 use crate::module::{Function, Unit};
 use crate::ops::fuse::{Prepared, SUPER};
 use crate::ops::linear::TILE;
-use crate::ops::wide::{Part, three};
+use crate::ops::wide::{Part, with_parts};
 
 /// Rows up to which the kernel is taken. Speed alone decides: any choice gives the same bits.
 pub const SPLIT_TO: usize = 8;
@@ -47,27 +47,11 @@ fn sizes(supers: usize, clusters: usize, processors: usize, limit: usize) -> (us
 
 /// Up to three matrices of one format times up to eight rows.
 pub fn multiply(ctx: &Context, kernel: Function, x: &Prepared, rows: usize, inputs: usize, parts: &[Part]) {
-    let p = three(parts);
-    let clusters = p.iter().map(|p| p.outputs.div_ceil(TILE)).sum::<usize>().div_ceil(SLICES);
+    let clusters = parts.iter().map(|p| p.outputs.div_ceil(TILE)).sum::<usize>().div_ceil(SLICES);
     let supers = inputs.div_ceil(SUPER);
     let (chunk, shared) = sizes(supers, clusters, ctx.device.processors, ctx.device.shared_limit);
     let shape = Shape { grid: [clusters * SLICES, 1, 1], block: 256, shared };
-    let args = args![
-        p[0].w,
-        p[1].w,
-        p[2].w,
-        p[0].y,
-        p[1].y,
-        p[2].y,
-        p[0].outputs,
-        p[1].outputs,
-        p[2].outputs,
-        x.x.address(),
-        x.sums.address(),
-        supers,
-        rows,
-        chunk
-    ];
+    let args = with_parts(parts, args![x.x.address(), x.sums.address(), supers, rows, chunk]);
     ctx.launch(kernel, shape, &args);
 }
 

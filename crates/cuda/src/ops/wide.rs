@@ -70,32 +70,19 @@ pub struct Part {
     pub outputs: usize,
 }
 
-/// As many parts as a launch has places for, of which the last may be none.
-pub(super) fn three(parts: &[Part]) -> [Part; TOGETHER] {
+/// The arguments that every kernel of matrices begins with, of up to three of them, then `more`.
+pub(super) fn with_parts<const MORE: usize>(parts: &[Part], more: [u64; MORE]) -> Vec<u64> {
     let none = Part { w: 0, y: 0, outputs: 0 };
-    std::array::from_fn(|i| parts.get(i).copied().unwrap_or(none))
+    let p: [Part; TOGETHER] = std::array::from_fn(|i| parts.get(i).copied().unwrap_or(none));
+    let words = p.map(|p| p.w).into_iter().chain(p.map(|p| p.y)).chain(p.map(|p| p.outputs as u64));
+    words.chain(more).collect()
 }
 
 /// Up to three matrices of one format times the same rows.
 pub fn multiply(ctx: &Context, kernel: Function, x: &Prepared, parts: &[Part]) {
-    let p = three(parts);
-    let tiles = p.iter().map(|p| p.outputs.div_ceil(BLOCK)).sum::<usize>() * x.rows.div_ceil(BLOCK);
+    let tiles = parts.iter().map(|p| p.outputs.div_ceil(BLOCK)).sum::<usize>() * x.rows.div_ceil(BLOCK);
     // One block a processor, each of which takes tile after tile.
     let shape = Shape { grid: [tiles.min(ctx.device.processors), 1, 1], block: THREADS, shared: SHARED };
-    let args = args![
-        p[0].w,
-        p[1].w,
-        p[2].w,
-        p[0].y,
-        p[1].y,
-        p[2].y,
-        p[0].outputs,
-        p[1].outputs,
-        p[2].outputs,
-        x.x.address(),
-        x.sums.address(),
-        x.supers,
-        x.rows
-    ];
+    let args = with_parts(parts, args![x.x.address(), x.sums.address(), x.supers, x.rows]);
     ctx.launch(kernel, shape, &args);
 }
