@@ -166,3 +166,25 @@ fn whoever_folds_gives_the_same_bits() {
     assert_ne!(one(Some(300)), one(Some(301)), "the comparison sees one key");
     assert_eq!(b.context().failure(), None);
 }
+
+/// What other passes took meanwhile, wherever it lies, changes no address of a pass that ran before.
+#[test]
+fn a_pass_finds_its_graph_again() {
+    let Some(b) = device() else { return };
+    // Each of these is an allocation of its own; the emulated device puts the next below the one before.
+    let pass = |buffers: usize| {
+        let before = b.context().sent().graphs;
+        let mut all: Vec<_> = (0..buffers).map(|_| b.buffer(80, 4096)).collect();
+        for _ in 0..4 {
+            all.iter_mut().for_each(|x| b.softcap(x, 30.0));
+        }
+        b.read_rows(&all[0], 0..1);
+        b.context().sent().graphs - before
+    };
+    // What a pass held until it was read is there for the next but one: passes take turns with two sets of addresses.
+    let first: Vec<u64> = (0..6).map(|_| pass(2)).collect();
+    assert_eq!((first[0], &first[4..]), (0, &[1, 1][..]), "once is no pattern: {first:?}");
+    assert_eq!(pass(6), 0);
+    assert_eq!([pass(2), pass(2)], [1, 1], "as before");
+    assert_eq!(b.context().failure(), None);
+}
