@@ -10,9 +10,11 @@
 // chain of mma over the head, both parts after each other; a weighted value the same over the 256 keys of a block. Weights of a block are added
 // by lane, then over four lanes by halves, then over warps in order, a key's place in the block deciding its lane.
 //
-// Pages: keys [page][kv_heads][64][D]; values [page][kv_heads][2][D][32], so that an mma reads 32 keys of one place of the head without a detour,
-// as `append_value` puts it; flags [page][kv_heads][64]: 0, or NaN where the value row is damaged. A damaged row is stored as zeros: a
-// weight of zero would not keep NaN out of a sum, and not every query of a tile sees every key. Those that do see it get NaN by the flag.
+// Pages: keys [page][kv_heads][8][chunks of 32 places of the head][8 keys][32], so that what a warp reads at once for an mma lies together: 512
+// bytes; the last chunk of a head that is no multiple of 32 has fewer places, and a page is 64 D values whatever D is. Values
+// [page][kv_heads][2][D][32], so that an mma reads 32 keys of one place of the head without a detour; `append_key` and `append_value` put
+// them so. Flags [page][kv_heads][64]: 0, or NaN where the value row is damaged. A damaged row is stored as zeros: a weight of zero would not
+// keep NaN out of a sum, and not every query of a tile sees every key. Those that do see it get NaN by the flag.
 
 constexpr int D = HEAD_DIM, M = 16, BLOCK = 256, PAGE = 64, WARPS = 8;
 constexpr int FOLDED = 16;                        // most key blocks that the last block of threads folds
@@ -60,16 +62,17 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
     const float none = __uint_as_float(0xff800000u);
     if (base <= high && base + 31 >= low) {
         const u64 row = ((u64)w.pages[warp / 2] * kv_heads + head) * PAGE + base % PAGE;
-        const u16 *k = keys + (row + g) * D + 8 * t;
+        const u16 *k = keys + row * D;
         float2 flag[4];  // asked for now, needed after the mma
 #pragma unroll
         for (int i = 0; i < 4; i++) flag[i] = *(const float2 *)(flags + row + 8 * i + 2 * t);
 #pragma unroll 8
         for (int c = 0; c < CHUNKS; c++) {
             uint4 b[4];
-            const bool inside = D % 32 == 0 || 32 * c + 8 * t < D;
+            const int width = D % 32 == 0 ? 32 : min(32, D - 32 * c);
+            const bool inside = 8 * t < width;
 #pragma unroll
-            for (int i = 0; i < 4; i++) b[i] = inside ? *(const uint4 *)(k + 8 * i * D + 32 * c) : make_uint4(0, 0, 0, 0);
+            for (int i = 0; i < 4; i++) b[i] = inside ? *(const uint4 *)(k + 8 * i * D + 256 * c + g * width + 8 * t) : make_uint4(0, 0, 0, 0);
 #pragma unroll
             for (int e = 0; e < 2; e++)
 #pragma unroll

@@ -82,8 +82,12 @@ __device__ __forceinline__ void store_prepared(const float v[4][4], uint4 *x, fl
 // Puts one head's keys or values of one row into pages (attend.cu says how they lie): `values` in shared memory, `slot` is page * 64 + place.
 // By the whole block, which has synchronised.
 __device__ __forceinline__ void append_key(const float *values, u16 *keys, u32 slot, u32 heads, u32 head, u32 dim) {
-    u16 *to = keys + (((u64)(slot / 64) * heads + head) * 64 + slot % 64) * dim;
-    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) to[i] = to_bf16(values[i]);
+    const u32 key = slot % 64;
+    u16 *to = keys + ((u64)(slot / 64) * heads + head) * 64 * dim + key / 8 * 8 * dim;
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+        const u32 chunk = i / 32;
+        to[chunk * 256 + key % 8 * min(32u, dim - chunk * 32) + i % 32] = to_bf16(values[i]);
+    }
 }
 
 __device__ __forceinline__ void append_value(const float *values, u16 *pages, float *flags, u32 slot, u32 heads, u32 head, u32 dim) {
