@@ -25,8 +25,8 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 KERNELS = os.path.join(ROOT, "crates", "cuda", "kernels")
 STAY = struct.Struct("<QQQIIII")  # came, went on, ended; line, block, blocks, processor
-HEAD = re.compile(r"EXPORT\b(?:\s+CLUSTER\(\d+\))?(?:\s+__launch_bounds__\(.*?\))?\s+(\w+)\(|void (tile)\(", re.S)
-NAMES = {"tile": "narrow"}
+HEAD = re.compile(r"EXPORT\b(?:\s+CLUSTER\(\d+\))?(?:\s+__launch_bounds__\(.*?\))?\s+(\w+)\(|void (tile|item)\(", re.S)
+NAMES = {"tile": "narrow", "item": "attend"}
 
 
 class Fault(Exception):

@@ -22,6 +22,12 @@ constexpr int TOGETHER = 8;                       // partial results of a value 
 constexpr int CHUNKS = (D + 31) / 32;             // of 32 places of a head: two steps of the mma
 constexpr int COLUMNS = (D / 8 + WARPS - 1) / WARPS;  // groups of 8 places of the head that a warp sums values for
 
+// How many blocks of threads have room on a processor, and how many chunks of keys and groups of values each has on their way: as much as registers
+// allow without spilling, found by looking at what the compiler made of it.
+constexpr int FEW_ROOM = 2, FEW_CHUNKS = 4, FEW_GROUPS = COLUMNS > 2 ? 16 / COLUMNS : 8;
+constexpr int MANY_ROOM = D <= 256 && D % 64 == 0 ? 3 : 2, MANY_CHUNKS = 2, MANY_GROUPS = COLUMNS > 3 ? 2 : 1;
+constexpr int TILE_ROOM = D <= 128 ? 3 : D <= 256 ? 2 : 1, TILE_CHUNKS = D <= 128 ? 1 : 2, TILE_GROUPS = 1;
+
 struct Tile { u32 first_row, from, count, table, first_block, blocks, partials, pages; };
 
 struct Limits { int low[M], high[M]; };  // positions a query sees, both included
@@ -55,7 +61,8 @@ __device__ __forceinline__ void limits_of(Limits &limits, const Tile &tile, cons
     limits.high[threadIdx.x] = high, limits.low[threadIdx.x] = low;
 }
 
-// Weights of one key block into `p`; max and sum of each query.
+// Weights of one key block into `p`; max and sum of each query. Keys of AHEAD chunks of 32 places of the head are on their way at once.
+template <int AHEAD>
 __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high, const u16 *keys, const float *flags, u32 kv_heads, u32 head, float scale) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, base = block * BLOCK + warp * 32;
     float s[4][4] = {};
@@ -66,21 +73,29 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
         float2 flag[4];  // asked for now, needed after the mma
 #pragma unroll
         for (int i = 0; i < 4; i++) flag[i] = *(const float2 *)(flags + row + 8 * i + 2 * t);
-#pragma unroll 8
-        for (int c = 0; c < CHUNKS; c++) {
-            uint4 b[4];
+        uint4 b[AHEAD][4];
+        auto load = [&](int c) {
             const int width = D % 32 == 0 ? 32 : min(32, D - 32 * c);
-            const bool inside = 8 * t < width;
 #pragma unroll
-            for (int i = 0; i < 4; i++) b[i] = inside ? *(const uint4 *)(k + 8 * i * D + 256 * c + g * width + 8 * t) : make_uint4(0, 0, 0, 0);
+            for (int i = 0; i < 4; i++)
+                b[c % AHEAD][i] = 8 * t < width ? *(const uint4 *)(k + 8 * i * D + 256 * c + g * width + 8 * t) : make_uint4(0, 0, 0, 0);
+        };
+#pragma unroll
+        for (int c = 0; c < AHEAD && c < CHUNKS; c++) load(c);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
 #pragma unroll
             for (int e = 0; e < 2; e++)
 #pragma unroll
                 for (int part = 0; part < 2; part++) {
                     const uint4 a = w.q[c][e][part][lane];
 #pragma unroll
-                    for (int i = 0; i < 4; i++) mma(s[i], a.x, a.y, a.z, a.w, e ? b[i].z : b[i].x, e ? b[i].w : b[i].y);
+                    for (int i = 0; i < 4; i++) {
+                        const uint4 &key = b[c % AHEAD][i];
+                        mma(s[i], a.x, a.y, a.z, a.w, e ? key.z : key.x, e ? key.w : key.y);
+                    }
                 }
+            if (c + AHEAD < CHUNKS) load(c + AHEAD);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -149,8 +164,11 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
     }
 }
 
-// Weighted values of one key block: column group j of a warp is places 8 (warp + 8 j) and on of the head.
+// Weighted values of one key block: column group j of a warp is places 8 (warp + 8 j) and on of the head. Values of AHEAD groups of 32 keys are on
+// their way at once.
+template <int AHEAD>
 __device__ __forceinline__ void values_of(const Work &w, int block, int low, int high, const u16 *values, u32 kv_heads, u32 head, float o[COLUMNS][4]) {
+    constexpr int GROUPS = BLOCK / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < COLUMNS; j++)
@@ -158,21 +176,39 @@ __device__ __forceinline__ void values_of(const Work &w, int block, int low, int
         for (int e = 0; e < 4; e++) o[j][e] = 0.f;
     // Groups of 32 keys that no query sees have weights of zero: leaving them out changes no bit.
     const int from = max(low - block * BLOCK, 0) / 32, to = min(high - block * BLOCK, BLOCK - 1) / 32;
-#pragma unroll 4
-    for (int group = from; group <= to; group++) {
+    uint4 b[AHEAD][COLUMNS];
+    auto load = [&](int group) {
         const u16 *v = values + ((((u64)w.pages[group / 2] * kv_heads + head) * 2 + group % 2) * D + lane / 4) * 32 + lane % 4 * 8;
-        uint4 b[COLUMNS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
-            b[j] = D % (8 * WARPS) == 0 || warp + WARPS * j < D / 8 ? *(const uint4 *)(v + 8 * 32 * (warp + WARPS * j)) : make_uint4(0, 0, 0, 0);
+            b[group % AHEAD][j] = D % (8 * WARPS) == 0 || warp + WARPS * j < D / 8 ? *(const uint4 *)(v + 8 * 32 * (warp + WARPS * j)) : make_uint4(0, 0, 0, 0);
+    };
+    auto add = [&](int group) {
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int part = 0; part < 2; part++) {
                 const uint4 a = w.p[2 * group + half][part][lane];
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) mma(o[j], a.x, a.y, a.z, a.w, half ? b[j].z : b[j].x, half ? b[j].w : b[j].y);
+                for (int j = 0; j < COLUMNS; j++) {
+                    const uint4 &v = b[group % AHEAD][j];
+                    mma(o[j], a.x, a.y, a.z, a.w, half ? v.z : v.x, half ? v.w : v.y);
+                }
             }
+    };
+    if (AHEAD == 1) {  // a loop takes fewer registers, and its loads are for the compiler to place
+#pragma unroll 4
+        for (int group = from; group <= to; group++) load(group), add(group);
+        return;
+    }
+    auto inside = [&](int group) { return group >= from && group <= to; };
+#pragma unroll
+    for (int group = 0; group < AHEAD; group++)
+        if (inside(group)) load(group);
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        if (inside(group)) add(group);
+        if (group + AHEAD < GROUPS && inside(group + AHEAD)) load(group + AHEAD);
     }
 }
 
@@ -258,58 +294,125 @@ __device__ __forceinline__ void fold_tile(Work &w, const Tile &tile, const float
     }
 }
 
-// `items` are pairs (tile, block of the tile), or null: then a block of threads goes over all blocks of its tile. Partial results are
-// [partial][kv_heads][M][D + 2]. With `turns`, zeros [tile][kv_heads] that are zeros again afterwards, the last block of threads of a tile's head
-// folds: up to FOLDED key blocks.
-EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles,
-                                       const u32 *items, float *partials, float *out, u32 heads, u32 kv_heads, u32 window, float scale, u32 *turns, uint4 *prepared, float *sums, u32 nt) {
-    others_may_begin();
-    SHARED_AT_LAUNCH(uint4, memory);
-    Work &w = *(Work *)memory;
-    const u32 head = blockIdx.y, share = heads / kv_heads;
-    const Tile tile = tiles[items ? items[2 * blockIdx.x] : blockIdx.x];
-    const u32 *table = tables + tile.table;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    limits_of(w.limits, tile, positions, share, window);
-    __syncthreads();
-    int low = 0x7fffffff, high = -1;
-    for (int m = 0; m < tile.count; m++) low = min(low, w.limits.low[m]), high = max(high, w.limits.high[m]);
-    const u32 first = items ? items[2 * blockIdx.x + 1] : 0, end = items ? first + 1 : tile.blocks;
-    auto pages_of = [&](int block) {
-        if (threadIdx.x < BLOCK / PAGE) {
-            const int from = block * BLOCK + threadIdx.x * PAGE;
-            w.pages[threadIdx.x] = from <= high && from + PAGE > low ? table[from / PAGE] : 0;
-        }
-        __syncthreads();
-    };
-    if (items) {
-        // What the host brought, and where keys and values lie, is known before the launches before this one have ended: they are on their way when the
-        // queries come. Those that are only now being written are asked for in vain.
-        pages_of(tile.first_block + first);
-        ask(w, tile.first_block + first, low, high, keys, values, kv_heads, head);
+// The lowest and the highest position that a query of the tile sees.
+__device__ __forceinline__ void range_of(const Limits &limits, const Tile &tile, int &low, int &high) {
+    low = 0x7fffffff, high = -1;
+    for (int m = 0; m < tile.count; m++) low = min(low, limits.low[m]), high = max(high, limits.high[m]);
+}
+
+// The pages of a key block, as far as a query sees them.
+__device__ __forceinline__ void pages_of(Work &w, int block, int low, int high, const u32 *table) {
+    if (threadIdx.x < BLOCK / PAGE) {
+        const int from = block * BLOCK + threadIdx.x * PAGE;
+        w.pages[threadIdx.x] = from <= high && from + PAGE > low ? table[from / PAGE] : 0;
     }
-    wait_for_others();
-    auto place = [&](u32 m) { return ((u64)(tile.first_row + (tile.from + m) / share) * heads + head * share + (tile.from + m) % share) * D; };
+    __syncthreads();
+}
+
+// Where a query of a tile begins in `q` and `out`.
+__device__ __forceinline__ u64 place_of(const Tile &tile, u32 m, u32 heads, u32 share, u32 head) {
+    return ((u64)(tile.first_row + (tile.from + m) / share) * heads + head * share + (tile.from + m) % share) * D;
+}
+
+// Queries of a tile as operands.
+__device__ __forceinline__ void queries_of(Work &w, const Tile &tile, const float *q, u32 heads, u32 share, u32 head) {
     for (int item = threadIdx.x; item < CHUNKS * 2 * 32; item += BLOCK) {
         const int l = item % 32, e = item / 32 % 2, c = item / 64, d = 32 * c + l % 4 * 8 + 4 * e;
         uint4 high, low;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int m = l / 4 + 8 * half;
-            const float4 v = m < tile.count && d < D ? *(const float4 *)(q + place(m) + d) : make_float4(0.f, 0.f, 0.f, 0.f);
+            const float4 v = m < tile.count && d < D ? *(const float4 *)(q + place_of(tile, m, heads, share, head) + d) : make_float4(0.f, 0.f, 0.f, 0.f);
             split(v.x, v.y, half ? high.y : high.x, half ? low.y : low.x);
             split(v.z, v.w, half ? high.w : high.z, half ? low.w : low.z);
         }
         w.q[c][e][0][l] = high, w.q[c][e][1][l] = low;
     }
     __syncthreads();
+}
+
+// Partial results, [partial][kv_heads][M][D + 2], of `items`: pairs (tile, block of the tile). With `turns`, zeros [tile][kv_heads] that are zeros
+// again afterwards, the last block of threads of a tile's head folds: up to FOLDED key blocks.
+template <int CHUNKS_AHEAD, int GROUPS_AHEAD>
+__device__ __forceinline__ void item(Work &w, const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles,
+                                     const u32 *items, float *partials, float *out, u32 heads, u32 kv_heads, u32 window, float scale, u32 *turns, uint4 *prepared, float *sums, u32 nt) {
+    others_may_begin();
+    const u32 head = blockIdx.y, share = heads / kv_heads, nth = items[2 * blockIdx.x + 1];
+    const Tile tile = tiles[items[2 * blockIdx.x]];
+    const int block = tile.first_block + nth;
+    limits_of(w.limits, tile, positions, share, window);
+    __syncthreads();
+    int low, high;
+    range_of(w.limits, tile, low, high);
+    pages_of(w, block, low, high, tables + tile.table);
+    // What the host brought, and where keys and values lie, is known before the launches before this one have ended: they are on their way when the
+    // queries come. Those that are only now being written are asked for in vain.
+    ask(w, block, low, high, keys, values, kv_heads, head);
+    wait_for_others();
+    queries_of(w, tile, q, heads, share, head);
+    float o[COLUMNS][4];
+    weights_of<CHUNKS_AHEAD>(w, block, low, high, keys, flags, kv_heads, head, scale);
+    values_of<GROUPS_AHEAD>(w, block, low, high, values, kv_heads, head, o);
+    __syncthreads();
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float *own = partials + ((u64)(tile.partials + nth) * kv_heads + head) * M * (D + 2);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 m = g + 8 * half;
+        if (m >= tile.count) continue;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+            const int d = 8 * (warp + WARPS * j) + 2 * t;
+            if (d < D) *(float2 *)(own + m * (D + 2) + d) = make_float2(o[j][2 * half], o[j][2 * half + 1]);
+        }
+    }
+    if (threadIdx.x < tile.count) own[threadIdx.x * (D + 2) + D] = w.max[threadIdx.x], own[threadIdx.x * (D + 2) + D + 1] = w.sum[threadIdx.x];
+    if (!turns) return;
+    __threadfence();
+    __syncthreads();
+    u32 *turn = turns + items[2 * blockIdx.x] * kv_heads + head;
+    if (threadIdx.x == 0) w.pages[0] = atomicAdd(turn, 1u);
+    __syncthreads();
+    if (w.pages[0] + 1 != tile.blocks) return;
+    __threadfence();
+    if (threadIdx.x == 0) *turn = 0;
+    fold_tile(w, tile, partials, out, heads, kv_heads, head, prepared, sums, nt);
+}
+
+// Two of a kind: one for few blocks of threads, each alone on a processor or nearly so, which needs many loads on their way; one for so many that
+// other blocks do while some wait, and registers decide how many have room.
+#define ITEMS(NAME, ROOM, CHUNKS_AHEAD, GROUPS_AHEAD) \
+    EXPORT __launch_bounds__(BLOCK, ROOM) NAME( \
+        const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles, const u32 *items, float *partials, \
+        float *out, u32 heads, u32 kv_heads, u32 window, float scale, u32 *turns, uint4 *prepared, float *sums, u32 nt) { \
+        SHARED_AT_LAUNCH(uint4, memory); \
+        item<CHUNKS_AHEAD, GROUPS_AHEAD>(*(Work *)memory, q, keys, values, flags, positions, tables, tiles, items, partials, out, heads, kv_heads, window, scale, turns, prepared, sums, nt); \
+    }
+
+ITEMS(attend, FEW_ROOM, FEW_CHUNKS, FEW_GROUPS)
+ITEMS(attend_many, MANY_ROOM, MANY_CHUNKS, MANY_GROUPS)
+
+// A block of threads goes over all key blocks of its tile, and folds as it goes.
+EXPORT __launch_bounds__(BLOCK, TILE_ROOM) attend_tiles(const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles,
+                                             float *out, u32 heads, u32 kv_heads, u32 window, float scale) {
+    others_may_begin();
+    SHARED_AT_LAUNCH(uint4, memory);
+    Work &w = *(Work *)memory;
+    const u32 head = blockIdx.y, share = heads / kv_heads;
+    const Tile tile = tiles[blockIdx.x];
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    limits_of(w.limits, tile, positions, share, window);
+    __syncthreads();
+    int low, high;
+    range_of(w.limits, tile, low, high);
+    wait_for_others();
+    queries_of(w, tile, q, heads, share, head);
     float o[COLUMNS][4], held[COLUMNS][4];
-    for (u32 nth = first; nth < end; nth++) {
+    for (u32 nth = 0; nth < tile.blocks; nth++) {
         const int block = tile.first_block + nth;
-        if (!items) pages_of(block);
-        weights_of(w, block, low, high, keys, flags, kv_heads, head, scale);
-        values_of(w, block, low, high, values, kv_heads, head, o);
-        if (items) break;
+        pages_of(w, block, low, high, tables + tile.table);
+        weights_of<TILE_CHUNKS>(w, block, low, high, keys, flags, kv_heads, head, scale);
+        values_of<TILE_GROUPS>(w, block, low, high, values, kv_heads, head, o);
         if (threadIdx.x < M && sees(w.limits, threadIdx.x, block)) {
             const int m = threadIdx.x;
             if (w.limits.low[m] / BLOCK == block) {
@@ -332,35 +435,17 @@ EXPORT __launch_bounds__(BLOCK) attend(const float *q, const u16 *keys, const u1
                 for (int e = 2 * half; e < 2 * half + 2; e++) held[j][e] = begins ? o[j][e] : folded(held[j][e], keep, o[j][e], take);
         }
     }
-    __syncthreads();
-    float *own = partials + ((u64)(tile.partials + first) * kv_heads + head) * M * (D + 2);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u32 m = g + 8 * half;
         if (m >= tile.count) continue;
+        const float sum = w.running_sum[m];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             const int d = 8 * (warp + WARPS * j) + 2 * t;
-            if (d >= D) continue;
-            if (items) {
-                *(float2 *)(own + m * (D + 2) + d) = make_float2(o[j][2 * half], o[j][2 * half + 1]);
-            } else {
-                const float sum = w.running_sum[m];
-                *(float2 *)(out + place(m) + d) = make_float2(held[j][2 * half] / sum, held[j][2 * half + 1] / sum);
-            }
+            if (d < D) *(float2 *)(out + place_of(tile, m, heads, share, head) + d) = make_float2(held[j][2 * half] / sum, held[j][2 * half + 1] / sum);
         }
     }
-    if (items && threadIdx.x < tile.count) own[threadIdx.x * (D + 2) + D] = w.max[threadIdx.x], own[threadIdx.x * (D + 2) + D + 1] = w.sum[threadIdx.x];
-    if (!items || !turns) return;
-    __threadfence();
-    __syncthreads();
-    u32 *turn = turns + items[2 * blockIdx.x] * kv_heads + head;
-    if (threadIdx.x == 0) w.pages[0] = atomicAdd(turn, 1u);
-    __syncthreads();
-    if (w.pages[0] + 1 != tile.blocks) return;
-    __threadfence();
-    if (threadIdx.x == 0) *turn = 0;
-    fold_tile(w, tile, partials, out, heads, kv_heads, head, prepared, sums, nt);
 }
 
 // Folds the partial results of a query: block x is a tile, y a K/V head, z one of its queries. With `prepared`, what comes out is also stored as

@@ -167,6 +167,46 @@ fn whoever_folds_gives_the_same_bits() {
     assert_eq!(b.context().failure(), None);
 }
 
+/// With many blocks of threads another kernel attends than with few: rows have the same bits alone and among thirty-two of their kind.
+#[test]
+fn alone_and_among_many_have_the_same_bits() {
+    let Some(b) = device() else { return };
+    const KEYS: usize = 1100;
+    const SEQUENCES: usize = 32;
+    let room = 2 * b.context().device.processors;
+    let blocks = KV_HEADS * KEYS.div_ceil(256);
+    assert!(blocks <= room && SEQUENCES * blocks > room, "few and many blocks of threads for this device");
+    for dim in [64, 80, 128, 256, 512] {
+        let mut rng = Rng::new(12);
+        let group = KvGroup { window: None, layers: vec![KvShape { kv_heads: KV_HEADS, head_dim: dim }] };
+        let mut kv = b.kv_new(&[group], &[20]).expect("memory for a few pages");
+        let slot = KvSlot { group: 0, layer: 0 };
+        let table: Vec<u32> = (0..20).map(|p| 7 * p % 20).collect();
+        let mut batch = Batch::new();
+        batch.push(0, 0, &[0; KEYS], &[&table], Wanted::All);
+        let [k, v] = [(); 2].map(|()| {
+            let mut buffer = b.buffer(KEYS, KV_HEADS * dim);
+            b.write(&mut buffer, &values(&mut rng, KEYS * KV_HEADS * dim));
+            buffer
+        });
+        b.kv_append(&mut kv, slot, &batch, &k, &v);
+        // All of them see the same pages: only their queries differ.
+        let queries = values(&mut rng, SEQUENCES * HEADS * dim);
+        let mut ask = |sequences: std::ops::Range<usize>| {
+            batch.clear();
+            sequences.clone().for_each(|s| batch.push(s, KEYS - 1, &[0], &[&table], Wanted::All));
+            let [mut q, mut out] = [(); 2].map(|()| b.buffer(batch.rows(), HEADS * dim));
+            b.write(&mut q, &queries[sequences.start * HEADS * dim..sequences.end * HEADS * dim]);
+            b.attend(&kv, slot, &batch, &q, Attend { heads: HEADS, scale: 0.3, window: None }, &mut out);
+            b.read(&out)
+        };
+        let many = ask(0..SEQUENCES);
+        let alone: Vec<f32> = (0..SEQUENCES).flat_map(|s| ask(s..s + 1)).collect();
+        assert_eq!(bits(&[many]), bits(&[alone]), "{dim}");
+    }
+    assert_eq!(b.context().failure(), None);
+}
+
 /// What other passes took meanwhile, wherever it lies, changes no address of a pass that ran before.
 #[test]
 fn a_pass_finds_its_graph_again() {

@@ -19,6 +19,9 @@ const QUERIES: usize = 16;
 const FOLDERS: usize = 128;
 /// Rows up to which every key block is a block of threads of its own. Either way gives the same bits.
 const FEW_ROWS: usize = 32;
+/// Blocks of threads for each processor up to which they are those with many loads on their way, as there is room for that many of them. Either kind
+/// gives the same bits.
+const ROOM_OF_FEW: usize = 2;
 /// Key blocks of a tile up to which the last block of threads folds them. Either way gives the same bits.
 const FOLDED: u32 = 16;
 /// Values of a tile up to which it does, two a thread: of more, every query has a block of threads that folds it. Either way gives the same bits.
@@ -30,6 +33,8 @@ pub const TURNS: usize = 1 << 14;
 #[derive(Clone, Copy)]
 pub struct AttendKernels {
     attend: Function,
+    many: Function,
+    tiles: Function,
     fold: Function,
     append: Function,
     shared: usize,
@@ -49,6 +54,8 @@ impl AttendKernels {
         let shared = shared_bytes(head_dim);
         Ok(AttendKernels {
             attend: ctx.function(&unit, "attend", shared)?,
+            many: ctx.function(&unit, "attend_many", shared)?,
+            tiles: ctx.function(&unit, "attend_tiles", shared)?,
             fold: ctx.function(&unit, "attend_fold", 0)?,
             append: ctx.function(&unit, "append", 0)?,
             shared,
@@ -124,32 +131,40 @@ pub fn attend(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, q: &CudaB
     if plan.tiles.is_empty() {
         return;
     }
+    let kernels = &layer.kernels;
     let few = batch.rows() <= FEW_ROWS;
     let partials = few.then(|| ctx.block(plan.blocks.len() * kv_heads * QUERIES * (head_dim + 2) * 4));
     let fed = size_of_val(batch.positions()) + plan.tables.len() * 4 + plan.tiles.len() * size_of::<Tile>();
     let mut op = ctx.operation(fed + plan.blocks.len() * 8);
     let (positions, tables) = (op.feed(batch.positions()), op.feed(&plan.tables));
     let tiles = op.feed(&plan.tiles);
-    let items = if few { op.feed(&plan.blocks) } else { 0 };
-    let count = if few { plan.blocks.len() } else { plan.tiles.len() };
     let window = spec.window.unwrap_or(0);
-    let partials_at = partials.as_ref().map_or(0, |p| p.address());
+    let shape = |count| Shape { grid: [count, kv_heads, 1], block: KEY_BLOCK, shared: kernels.shared };
+    let (q, pages) = (q.address(), [layer.keys, layer.values, layer.flags]);
+    let Some(partials) = partials else {
+        let given = [q, pages[0], pages[1], pages[2], positions, tables, tiles, out.address()];
+        let all = [&given[..], &args![spec.heads, kv_heads, window, spec.scale]].concat();
+        op.launch(kernels.tiles, shape(plan.tiles.len()), &all);
+        return;
+    };
+    let items = op.feed(&plan.blocks);
     let short = |t: &Tile| t.blocks <= FOLDED && t.count as usize * head_dim <= FOLDED_VALUES;
-    let folds = few && op.joins() && plan.tiles.iter().all(short) && plan.tiles.len() * kv_heads <= TURNS;
+    let folds = op.joins() && plan.tiles.iter().all(short) && plan.tiles.len() * kv_heads <= TURNS;
+    let many = plan.blocks.len() * kv_heads > ROOM_OF_FEW * ctx.device.processors;
     fuse::attend(
         &mut op,
-        layer.kernels.attend,
-        Shape { grid: [count, kv_heads, 1], block: KEY_BLOCK, shared: layer.kernels.shared },
+        if many { kernels.many } else { kernels.attend },
+        shape(plan.blocks.len()),
         &args![
-            q.address(),
-            layer.keys,
-            layer.values,
-            layer.flags,
+            q,
+            pages[0],
+            pages[1],
+            pages[2],
             positions,
             tables,
             tiles,
             items,
-            partials_at,
+            partials.address(),
             out.address(),
             spec.heads,
             kv_heads,
@@ -160,13 +175,13 @@ pub fn attend(ctx: &Context, kv: &CudaKv, slot: KvSlot, batch: &Batch, q: &CudaB
         folds,
         head_dim,
     );
-    if few && !folds {
+    if !folds {
         let queries = plan.tiles.iter().map(|t| t.count as usize).max().unwrap_or(0);
         fuse::fold(
             &mut op,
-            layer.kernels.fold,
+            kernels.fold,
             Shape { grid: [plan.tiles.len(), kv_heads, queries], block: FOLDERS, shared: 0 },
-            &args![positions, tiles, partials_at, out.address(), spec.heads, kv_heads, window],
+            &args![positions, tiles, partials.address(), out.address(), spec.heads, kv_heads, window],
             head_dim,
         );
     }
