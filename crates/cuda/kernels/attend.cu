@@ -35,7 +35,7 @@ struct Limits { int low[M], high[M]; };  // positions a query sees, both include
 // Shared memory of a block of threads: operands as lanes read them, first the rounded part, then what is left.
 struct Work {
     uint4 q[CHUNKS][2][2][32], p[BLOCK / 16][2][32];
-    float warps[M][WARPS], max[M], sum[M], keep[M], take[M], running_max[M], running_sum[M];
+    float most[M][WARPS], sums[M][WARPS], max[M], sum[M], keep[M], take[M], running_max[M], running_sum[M];
     u32 pages[BLOCK / PAGE];
     Limits limits;
 };
@@ -119,20 +119,17 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
         for (int i = 0; i < 4; i++) most = fmaxf(most, fmaxf(s[i][2 * half], s[i][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        if (t == 0) w.warps[g + 8 * half][warp] = most;
-    }
-    __syncthreads();
-    if (threadIdx.x < M) {
-        float most = w.warps[threadIdx.x][0];
-#pragma unroll
-        for (int i = 1; i < WARPS; i++) most = fmaxf(most, w.warps[threadIdx.x][i]);
-        w.max[threadIdx.x] = most;
+        if (t == 0) w.most[g + 8 * half][warp] = most;
     }
     __syncthreads();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
+        // Whoever needs a query's maximum looks for it: nobody waits for others to write it.
         const int m = g + 8 * half;
-        const float most = w.max[m];
+        float most = w.most[m][0];
+#pragma unroll
+        for (int i = 1; i < WARPS; i++) most = fmaxf(most, w.most[m][i]);
+        if (warp == 0 && t == 0) w.max[m] = most;
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -146,7 +143,7 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
             }
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        if (t == 0) w.warps[m][warp] = sum;
+        if (t == 0) w.sums[m][warp] = sum;
     }
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
@@ -157,9 +154,9 @@ __device__ __forceinline__ void weights_of(Work &w, int block, int low, int high
     }
     __syncthreads();
     if (threadIdx.x < M) {
-        float sum = w.warps[threadIdx.x][0];
+        float sum = w.sums[threadIdx.x][0];
 #pragma unroll
-        for (int i = 1; i < WARPS; i++) sum += w.warps[threadIdx.x][i];
+        for (int i = 1; i < WARPS; i++) sum += w.sums[threadIdx.x][i];
         w.sum[threadIdx.x] = sum;
     }
 }

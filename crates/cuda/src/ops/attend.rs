@@ -66,7 +66,7 @@ impl AttendKernels {
 /// Size of the kernel's `Work`.
 fn shared_bytes(head_dim: usize) -> usize {
     let operands = head_dim.div_ceil(32) * 2 * 2 * 32 * 16 + KEY_BLOCK / 16 * 2 * 32 * 16;
-    let words = QUERIES * (KEY_BLOCK / 32 + 6) + KEY_BLOCK / PAGE_LEN + 2 * QUERIES;
+    let words = QUERIES * (2 * (KEY_BLOCK / 32) + 6) + KEY_BLOCK / PAGE_LEN + 2 * QUERIES;
     operands + words * 4
 }
 
