@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include "barrier.h"
+
 #define CLUSTER(blocks) emulator_cluster_##blocks
 
 namespace cluster {
@@ -14,7 +16,7 @@ struct Pending {
     const void *from;
     bool there;
 };
-constexpr u32 MOST = 16;  // copies of a thread that nobody has waited for
+constexpr u32 MOST = 128;  // copies of a thread that nobody has waited for
 static thread_local Pending pending[emulator::CLUSTER_THREADS][MOST];
 static thread_local u32 waiting[emulator::CLUSTER_THREADS];
 
@@ -35,11 +37,17 @@ static inline void copied() {
     count = 0;
 }
 
-struct Mailbox { u32 awaited, made; };
-static_assert(sizeof(Mailbox) == 8, "as large as the hardware's");
-constexpr u32 MADE = 0x6d61696c;
+static inline void barrier(u64 *at, u32 count) { emulator::make(*(emulator::Barrier *)at, count); }
+static inline void arrive(u64 *barrier) { emulator::arrive(*(emulator::Barrier *)barrier); }
+static inline void barriers_made() {}
+static inline void expect(u64 *barrier, u32 bytes) { emulator::expect(*(emulator::Barrier *)barrier, bytes); }
+static inline void arrived(u64 *barrier, u32 parity) { emulator::wait(*(emulator::Barrier *)barrier, parity); }
+static inline void received(u64 *barrier, u32 parity) { arrived(barrier, parity); }
+static inline void fetch(void *to, const void *from, u32 bytes, u64 *barrier) {
+    if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16) __builtin_trap();
+    emulator::fetch(to, from, bytes, *(emulator::Barrier *)barrier);
+}
 
-static inline void mailbox(u64 *barrier, u32 bytes) { *(Mailbox *)barrier = {bytes, MADE}; }
 static inline void begun() {
     waiting[own()] = 0;
     emulator::services->begun(emulator::now());
@@ -47,14 +55,10 @@ static inline void begun() {
 static inline void all_begun() { emulator::services->all_begun(emulator::now()); }
 static inline void send(u32 block, float *to, const float (&v)[4], u64 *barrier) {
     char *const here = emulator::now()->memory, *const there = emulator::services->memory_of(emulator::now(), block);
-    Mailbox &box = *(Mailbox *)(there + ((char *)barrier - here));
-    if (box.made != MADE) __builtin_trap();
+    emulator::Barrier &box = *(emulator::Barrier *)(there + ((char *)barrier - here));
+    if (box.awaited != 1) __builtin_trap();  // nobody has made it yet
     memcpy(there + ((char *)to - here), v, 16);
-    box.awaited -= 16;
-    if (!box.awaited) emulator::services->happened(emulator::now());
-}
-static inline void received(u64 *barrier) {
-    while (((Mailbox *)barrier)->awaited) emulator::services->pause(emulator::now());
+    emulator::came(box, 16);
 }
 
 }  // namespace cluster

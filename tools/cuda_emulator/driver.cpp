@@ -292,6 +292,9 @@ API cuModuleGetFunction(void **function, void *module, const char *name) {
 API cuModuleGetGlobal_v2(uint64_t *, size_t *, void *, const char *) { return NOT_FOUND; }
 API cuFuncSetAttribute(void *, int, int) { return OK; }
 
+// So few that clusters go on to more work while there is any.
+API cuOccupancyMaxActiveClusters(int *clusters, void *, const Config *) { return *clusters = number("MLXCEL_EMULATOR_CLUSTERS", 2), OK; }
+
 API cuLaunchKernelEx(const Config *config, void *function, void **arguments, void **) {
     LOCK;
     const Kernel *kernel = (const Kernel *)function;

@@ -1,48 +1,21 @@
-// Hopper's instructions (hopper.cuh), for kernels that run on a processor. Copies arrive as late as can be, so that whoever does not wait for one
-// reads what was there before; products are done at once.
+// Hopper's instructions (hopper.cuh), for kernels that run on a processor. Products are done at once.
 
 #pragma once
 
-namespace hopper {
+#include "barrier.h"
 
-// A barrier in shared memory: threads that are awaited in each phase and those still to come, bytes still to come, and the phase's parity.
-struct Barrier {
-    unsigned char awaited, left;
-    u16 parity;
-    int bytes;
-};
-static_assert(sizeof(Barrier) == 8, "as large as the hardware's");
+namespace hopper {
 
 static inline char *place(u32 address) { return emulator::now()->memory + address; }
 static inline u32 shared_address(const void *p) { return (u32)((const char *)p - emulator::now()->memory); }
-static inline Barrier &barrier_at(u32 address) { return *(Barrier *)place(address); }
+static inline emulator::Barrier &barrier_at(u32 address) { return *(emulator::Barrier *)place(address); }
 
-static inline void step(Barrier &b) {
-    if (b.left || b.bytes) return;
-    b.parity ^= 1, b.left = b.awaited;
-    emulator::services->happened(emulator::now());
-}
-
-static inline void barrier_init(u32 barrier, u32 count) { barrier_at(barrier) = {(unsigned char)count, (unsigned char)count, 0, 0}; }
+static inline void barrier_init(u32 barrier, u32 count) { emulator::make(barrier_at(barrier), count); }
 static inline void barriers_made() {}
-static inline void arrive(u32 barrier) {
-    Barrier &b = barrier_at(barrier);
-    b.left--;
-    step(b);
-}
-static inline void expect(u32 barrier, u32 bytes) {
-    barrier_at(barrier).bytes += bytes;
-    arrive(barrier);
-}
-static inline void wait(u32 barrier, u32 parity) {
-    while (barrier_at(barrier).parity == parity) emulator::services->pause(emulator::now());
-}
-static void arrives(const emulator::Copy &c) {
-    memcpy(place(c.to), c.from, c.bytes);
-    barrier_at(c.barrier).bytes -= c.bytes;
-    step(barrier_at(c.barrier));
-}
-static inline void copy(u32 to, const void *from, u32 bytes, u32 barrier) { emulator::services->later(emulator::now(), {arrives, from, to, bytes, barrier}); }
+static inline void arrive(u32 barrier) { emulator::arrive(barrier_at(barrier)); }
+static inline void expect(u32 barrier, u32 bytes) { emulator::expect(barrier_at(barrier), bytes); }
+static inline void wait(u32 barrier, u32 parity) { emulator::wait(barrier_at(barrier), parity); }
+static inline void copy(u32 to, const void *from, u32 bytes, u32 barrier) { emulator::fetch(place(to), from, bytes, barrier_at(barrier)); }
 
 static inline void take_turn(u32 own) { emulator::services->meet_some(emulator::now(), 1 + own, 256, true); }
 static inline void give_turn(u32 other) { emulator::services->meet_some(emulator::now(), 1 + other, 256, false); }

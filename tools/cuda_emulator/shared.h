@@ -44,7 +44,8 @@ static inline __attribute__((always_inline)) Thread *now() { return thread_at((u
 struct Copy {
     void (*arrives)(const Copy &);
     const void *from;
-    uint32_t to, bytes, barrier;
+    char *to, *barrier;
+    uint32_t bytes;
 };
 
 // What the scheduler does for kernels.
@@ -55,7 +56,7 @@ struct Services {
     int (*meet_block)(Thread *, int value);
     // One of 16 barriers of the block: comes to it, and waits, if it is to, until as many threads as `count` came.
     void (*meet_some)(Thread *, uint32_t barrier, uint32_t count, bool waits);
-    // Takes a copy, which arrives when no thread of the block can go on without one.
+    // Takes a copy, which arrives when no thread of the block can go on without one, or at once (barrier.h).
     void (*later)(Thread *, Copy);
     // Lets others go on until something has happened that somebody may wait for, and says that it has.
     void (*pause)(Thread *);

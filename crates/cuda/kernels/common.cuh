@@ -15,6 +15,9 @@ __device__ __forceinline__ u32 embedded_row(const u32 *ids, const float *numbers
     return id < rows ? id : 0xffffffffu;
 }
 
+// A value that is the same in every lane, of which the compiler is told this way: what follows from it is computed once a warp.
+__device__ __forceinline__ u32 uniform(u32 v) { return __shfl_sync(~0u, v, 0); }
+
 // Sum over a warp by halves: 16, 8, 4, 2, 1. Every lane gets it.
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

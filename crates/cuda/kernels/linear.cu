@@ -28,27 +28,30 @@ struct Super {
     u32 scales[2][ROW_SCALES > 0 ? ROW_SCALES / 4 : 1];  // of rows lane / 4 and lane / 4 + 8
 };
 
-__device__ __forceinline__ void load(Super &s, const char *p, int lane) {
+// 16 bytes of it: far, in global memory, or near, in shared memory.
+template <bool NEAR> __device__ __forceinline__ uint4 read_w(const char *p) { return NEAR ? *(const uint4 *)p : stream(p); }
+
+template <bool NEAR> __device__ __forceinline__ void load(Super &s, const char *p, int lane) {
     if (FLOATS) {
 #pragma unroll
-        for (int i = 0; i < 16; i++) s.floats[FLOATS ? i : 0] = stream(p + i * 512 + lane * 16);
+        for (int i = 0; i < 16; i++) s.floats[FLOATS ? i : 0] = read_w<NEAR>(p + i * 512 + lane * 16);
         return;
     }
 #pragma unroll
     for (int plane = 0; plane < P4; plane++)
 #pragma unroll
-        for (int q = 0; q < 4; q++) s.p4[plane][q] = stream(p + plane * 2048 + q * 512 + lane * 16);
+        for (int q = 0; q < 4; q++) s.p4[plane][q] = read_w<NEAR>(p + plane * 2048 + q * 512 + lane * 16);
     if (P2) {
-        s.p2[0] = stream(p + P4 * 2048 + lane * 16);
-        s.p2[1] = stream(p + P4 * 2048 + 512 + lane * 16);
+        s.p2[0] = read_w<NEAR>(p + P4 * 2048 + lane * 16);
+        s.p2[1] = read_w<NEAR>(p + P4 * 2048 + 512 + lane * 16);
     }
-    if (P1) s.p1 = stream(p + P4 * 2048 + P2 * 1024 + lane * 16);
+    if (P1) s.p1 = read_w<NEAR>(p + P4 * 2048 + P2 * 1024 + lane * 16);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const char *own = p + CODE_BYTES + (lane / 4 + 8 * half) * ROW_SCALES;
         if (ROW_SCALES % 16 == 0) {
 #pragma unroll
-            for (int i = 0; i < ROW_SCALES / 16; i++) *(uint4 *)&s.scales[half][4 * i] = stream(own + 16 * i);
+            for (int i = 0; i < ROW_SCALES / 16; i++) *(uint4 *)&s.scales[half][4 * i] = read_w<NEAR>(own + 16 * i);
         } else {
 #pragma unroll
             for (int i = 0; i < ROW_SCALES / 4; i++) s.scales[half][i] = ((const u32 *)own)[i];
@@ -90,36 +93,66 @@ __device__ __forceinline__ float bias_of(const Super &s, int half, int group) {
 // What a kernel reads of x: far, in global memory, or near, in shared memory.
 template <bool NEAR, class T> __device__ __forceinline__ T read_x(const T *p) { return NEAR ? *p : __ldg(p); }
 
-// One superblock. x: [4][NT][2][32] of 16 bytes, two steps of a lane each; sums: [GROUPS][8 NT], as `store_prepared` leaves them.
-template <int NT, bool NEAR> __device__ __forceinline__ void multiply(const Super &w, const uint4 *x, const float2 *sums, float acc[NT][4]) {
-    float d[NT][4] = {};
+// What a group's products add to the sums of its slice; they begin anew behind it.
+template <int NT, bool NEAR> __device__ __forceinline__ void add_group(const Super &w, int group, const float2 *sums, float d[NT][4], float acc[NT][4]) {
+    const float scale[2] = {scale_of(w, 0, group), scale_of(w, 1, group)};
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[n][e] = fmaf(scale[e / 2], d[n][e], acc[n][e]), d[n][e] = 0.f;
+    if (KIND != 0) return;
+    const float offset[2] = {fmaf(-OFFSET, scale[0], bias_of(w, 0, group)), fmaf(-OFFSET, scale[1], bias_of(w, 1, group))};
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const float2 sum = read_x<NEAR>(sums + (group * NT + n) * 4);
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[n][e] = fmaf(offset[e / 2], e % 2 ? sum.y : sum.x, acc[n][e]);
+    }
+}
+
+// One superblock. x: [4][NT][2][32] of 16 bytes, two steps of a lane each; sums: [GROUPS][8 NT], as `store_prepared` leaves them. Near, only
+// `places` of the 32 may be kept.
+template <int NT, bool NEAR> __device__ __forceinline__ void multiply(const Super &w, const uint4 *x, const float2 *sums, float acc[NT][4], u32 places = 32) {
+    auto x_of = [&](int i, int n) { return read_x<NEAR>(x + ((i / 4 * NT + n) * 2 + i % 4 / 2) * places); };
+    // Groups are sums of their own, so that with few rows several go side by side: a warp would wait for each product of a chain.
+    constexpr int BESIDE = NEAR && NT == 1 && STEPS > 1 && !FLOATS ? 2 : 1;
+    float d[BESIDE][NT][4] = {};
+    if (BESIDE > 1) {
+#pragma unroll
+        for (int first = 0; first < GROUPS; first += BESIDE) {
+#pragma unroll
+            for (int s = 0; s < STEPS; s += 2) {
+                uint4 v[BESIDE];
+#pragma unroll
+                for (int g = 0; g < BESIDE; g++) v[g] = x_of((first + g) * STEPS + s, 0);
+#pragma unroll
+                for (int k = 0; k < 2; k++)
+#pragma unroll
+                    for (int g = 0; g < BESIDE; g++) {
+                        u32 a[4];
+#pragma unroll
+                        for (int j = 0; j < 4; j++) a[j] = operand(w, (first + g) * STEPS + s + k, j);
+                        mma(d[g][0], a[0], a[1], a[2], a[3], k ? v[g].z : v[g].x, k ? v[g].w : v[g].y);
+                    }
+            }
+#pragma unroll
+            for (int g = 0; g < BESIDE; g++) add_group<NT, NEAR>(w, first + g, sums, d[g], acc);
+        }
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
         uint4 v[NT];
 #pragma unroll
-        for (int n = 0; n < NT; n++) v[n] = read_x<NEAR>(x + (i / 4 * NT + n) * 64 + i % 4 / 2 * 32);
+        for (int n = 0; n < NT; n++) v[n] = x_of(i, n);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             u32 a[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) a[j] = operand(w, i + k, j);
 #pragma unroll
-            for (int n = 0; n < NT; n++) mma(FLOATS ? acc[n] : d[n], a[0], a[1], a[2], a[3], k ? v[n].z : v[n].x, k ? v[n].w : v[n].y);
-            if (FLOATS || (i + k + 1) % STEPS) continue;
-            const int group = (i + k) / STEPS;
-            const float scale[2] = {scale_of(w, 0, group), scale_of(w, 1, group)};
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) acc[n][e] = fmaf(scale[e / 2], d[n][e], acc[n][e]), d[n][e] = 0.f;
-            if (KIND != 0) continue;
-            const float offset[2] = {fmaf(-OFFSET, scale[0], bias_of(w, 0, group)), fmaf(-OFFSET, scale[1], bias_of(w, 1, group))};
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const float2 sum = read_x<NEAR>(sums + (group * NT + n) * 4);
-#pragma unroll
-                for (int e = 0; e < 4; e++) acc[n][e] = fmaf(offset[e / 2], e % 2 ? sum.y : sum.x, acc[n][e]);
-            }
+            for (int n = 0; n < NT; n++) mma(FLOATS ? acc[n] : d[0][n], a[0], a[1], a[2], a[3], k ? v[n].z : v[n].x, k ? v[n].w : v[n].y);
+            if (!FLOATS && (i + k + 1) % STEPS == 0) add_group<NT, NEAR>(w, (i + k) / STEPS, sums, d[0], acc);
         }
     }
 }
@@ -139,7 +172,7 @@ template <int NT, class Emit> __device__ __forceinline__ void tile(const char *w
     Super s;
     for (int i = from; i < to; i++, w += SUPER_BYTES, x += 4 * NT * 64, own += GROUPS * NT * 4) {
         if (i + 1 < to) prefetch_super(w + SUPER_BYTES, lane);
-        load(s, w, lane);
+        load<false>(s, w, lane);
         multiply<NT, false>(s, x, own, acc);
     }
 #pragma unroll

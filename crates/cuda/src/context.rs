@@ -81,6 +81,11 @@ impl Context {
         self.modules.function(unit, name, shared)
     }
 
+    /// Clusters of blocks of a kernel that have room on the device at the same time; one if it does not say.
+    pub fn clusters_at_once(&self, function: Function, blocks: usize, threads: usize, shared: usize) -> usize {
+        self.modules.clusters_at_once(function, blocks, threads, shared)
+    }
+
     /// Memory for a while.
     pub fn block(&self, bytes: usize) -> Block {
         let mut taken = self.arena.take(bytes, "activations");
@@ -206,7 +211,7 @@ impl Context {
         self.wide.store(on, Ordering::Relaxed);
     }
 
-    /// Whether matrices times few rows take the kernel that spreads over clusters, where the device has it. They do unless switched off, to
+    /// Whether matrices times few rows take the kernels that spread over clusters, where the device has it. They do unless switched off, to
     /// compare.
     pub fn use_split(&self, on: bool) {
         self.split.store(on, Ordering::Relaxed);

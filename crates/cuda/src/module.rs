@@ -50,7 +50,7 @@ macro_rules! sources {
 
 sources! {
     ROWS "rows.cu";
-    LINEAR "linear.cu" "cluster.cuh" "split.cu" "hopper.cuh" "wide.cu";
+    LINEAR "linear.cu" "cluster.cuh" "split.cu" "teams.cu" "hopper.cuh" "wide.cu";
     DENSE "dense.cu";
     ATTEND "attend.cu";
     MOE "moe.cu";
@@ -231,12 +231,14 @@ pub struct Modules {
     device: Arc<Device>,
     cache: Option<PathBuf>,
     loaded: Mutex<HashMap<Unit, usize>>,
+    /// Clusters of a function with so much shared memory that have room at the same time.
+    at_once: Mutex<HashMap<(Function, usize), usize>>,
 }
 
 impl Modules {
     /// Kernels for a device, kept in the folder `cache` if there is one.
     pub fn new(device: Arc<Device>, cache: Option<PathBuf>) -> Self {
-        Modules { device, cache, loaded: Mutex::default() }
+        Modules { device, cache, loaded: Mutex::default(), at_once: Mutex::default() }
     }
 
     /// A kernel of a unit, and how much shared memory it may be given.
@@ -259,6 +261,30 @@ impl Modules {
                 .map_err(|e| CudaError::call("cuFuncSetAttribute", e))?;
         }
         Ok(Function(function as usize))
+    }
+
+    /// Clusters of `blocks` blocks of a kernel that have room on the device at the same time; one if it does not say.
+    pub fn clusters_at_once(&self, function: Function, blocks: usize, threads: usize, shared: usize) -> usize {
+        let mut known = self.at_once.lock().unwrap_or_else(PoisonError::into_inner);
+        *known.entry((function, shared)).or_insert_with(|| {
+            let config = sys::CUlaunchConfig {
+                gridDimX: blocks as u32,
+                gridDimY: 1,
+                gridDimZ: 1,
+                blockDimX: threads as u32,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: shared as u32,
+                hStream: self.device.stream,
+                attrs: std::ptr::null_mut(),
+                numAttrs: 0,
+            };
+            let mut clusters = 0;
+            // SAFETY: the function is loaded; both pointers outlive the call.
+            let said =
+                unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function.raw(), &raw const config) };
+            if said.result().is_ok() { clusters.max(1) as usize } else { 1 }
+        })
     }
 
     /// Source files and handles of what was loaded.

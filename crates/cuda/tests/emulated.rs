@@ -90,7 +90,7 @@ EXPORT CLUSTER(3) sent(float *out, u32 bad) {
     SHARED_AT_LAUNCH(float, shared);
     u64 *box = (u64 *)shared;
     float *copied = shared + 4, *received = copied + 64, *from = out + 1024 + blockIdx.x * 64;
-    if (threadIdx.x == 0) cluster::mailbox(box, 256);
+    if (threadIdx.x == 0) cluster::barrier(box, 1), cluster::barriers_made(), cluster::expect(box, 256);
     cluster::begun();
     from[threadIdx.x] = 100.f * blockIdx.x + threadIdx.x;
     __syncthreads();
@@ -103,8 +103,35 @@ EXPORT CLUSTER(3) sent(float *out, u32 bad) {
         for (int i = 0; i < 4; i++) v[i] = copied[4 * threadIdx.x + i];
         cluster::send((blockIdx.x + 1) % 3, received + 4 * threadIdx.x, v, box);
     }
-    if (bad != 2) cluster::received(box);
+    if (bad != 2) cluster::received(box, 0);
     out[blockIdx.x * 64 + threadIdx.x] = received[63 - threadIdx.x];
+}
+"
+    ),
+);
+
+/// A stage that is asked for anew: the bad block asks before it has read what was there.
+const STAGES: Source = Source::new(
+    "stages.cu",
+    concat!(
+        include_str!("../kernels/cluster.cuh"),
+        r"
+EXPORT asked(float *out, u32 bad) {
+    SHARED_AT_LAUNCH(float, shared);
+    u64 *box = (u64 *)shared;
+    float *stage = shared + 4, *from = out + 1024 + blockIdx.x * 128;
+    from[threadIdx.x] = threadIdx.x, from[64 + threadIdx.x] = 500.f;
+    if (threadIdx.x == 0) cluster::barrier(box, 1);
+    cluster::barriers_made();
+    __syncthreads();
+    if (threadIdx.x == 0) cluster::expect(box, 256), cluster::fetch(stage, from, 256, box);
+    cluster::arrived(box, 0);
+    __syncthreads();
+    if (blockIdx.x == bad && threadIdx.x == 32) cluster::expect(box, 256), cluster::fetch(stage, from + 64, 256, box);
+    out[blockIdx.x * 64 + threadIdx.x] = stage[63 - threadIdx.x];
+    __syncthreads();
+    if (blockIdx.x != bad && threadIdx.x == 32) cluster::expect(box, 256), cluster::fetch(stage, from + 64, 256, box);
+    cluster::arrived(box, 1);
 }
 "
     ),
@@ -116,6 +143,7 @@ fn launch(ctx: &Arc<Context>, kernel: &str, bad: u32) {
     let (source, shared) = match kernel {
         "copied" => (COPIES, 384),
         "sent" => (CLUSTERS, 16 + 512),
+        "asked" => (STAGES, 16 + 256),
         _ => (KERNELS, 256),
     };
     // As much as the emulator guards: its end is that of a page.
@@ -211,8 +239,17 @@ fn threads_that_cannot_meet_end_the_launch() {
 
 /// What a kernel of compute capability 9.0 said, with `bad` or without.
 fn on_hopper(kernel: &str, order: &str, bad: &str) -> Option<String> {
-    let variables =
-        [("MLXCEL_EMULATOR_CAPABILITY", "90"), ("MLXCEL_EMULATOR_ORDER", order), ("MLXCEL_EMULATED_BAD", bad)];
+    with_copies("late", kernel, order, bad)
+}
+
+/// The same with copies that arrive late, or early.
+fn with_copies(copies: &str, kernel: &str, order: &str, bad: &str) -> Option<String> {
+    let variables = [
+        ("MLXCEL_EMULATOR_CAPABILITY", "90"),
+        ("MLXCEL_EMULATOR_ORDER", order),
+        ("MLXCEL_EMULATOR_COPIES", copies),
+        ("MLXCEL_EMULATED_BAD", bad),
+    ];
     let (out, said) = run(kernel, &variables)?;
     assert!(out.status.success(), "{said}");
     Some(said)
@@ -225,6 +262,18 @@ fn a_missing_wait_for_a_copy_shows() {
         let (Some(bad), Some(twin)) = (on_hopper("1"), on_hopper("7")) else { return };
         assert!(bad.contains("values: [63.0, 62.0, ") && bad.contains(", 0.0, NaN, NaN, "), "{order}: {bad}");
         assert!(twin.contains("values: [63.0, 62.0, ") && !twin.contains("NaN"), "{order}: {twin}");
+    }
+}
+
+#[test]
+fn a_copy_asked_for_too_early_shows() {
+    for order in ["forward", "reverse", "mixed"] {
+        for copies in ["early", "late"] {
+            let Some(twin) = with_copies(copies, "asked", order, "7") else { return };
+            assert!(twin.contains("values: [63.0, 62.0, ") && !twin.contains("500.0"), "{order}, {copies}: {twin}");
+        }
+        let bad = with_copies("early", "asked", order, "1").expect("it ran before");
+        assert!(bad.contains("values: [63.0, 62.0, ") && bad.contains(", 500.0, 500.0, "), "{order}: {bad}");
     }
 }
 

@@ -10,7 +10,7 @@ use crate::memory::{Block, Held};
 use crate::module::{DENSE, Function, LINEAR, Unit, linear_defines};
 use crate::ops::fuse::{Prepared, SUPER, prepare};
 use crate::ops::rows::RowKernels;
-use crate::ops::split::{self, SPLIT_TO};
+use crate::ops::split::{self, SPLIT_TO, Split};
 use crate::ops::wide::{self, Part, WIDE_FROM, with_parts};
 
 /// Outputs of a tile.
@@ -23,8 +23,8 @@ pub(super) const TOGETHER: usize = 3;
 enum Form {
     /// Tiles for the tensor cores.
     Tiles {
-        narrow: [Function; 4],   // for blocks of 8, 16, 32, 64 rows
-        split: Option<Function>, // for up to 8 rows and for many, on devices that have them
+        narrow: [Function; 4], // for blocks of 8, 16, 32, 64 rows
+        split: Option<Split>,  // for up to 16 rows and for many, on devices that have them
         wide: Option<Function>,
     },
     /// Row by row, f32 or f16.
@@ -53,7 +53,7 @@ pub fn unit(format: WeightFormat) -> Unit {
 }
 
 /// Bytes of a superblock of a tile.
-fn super_bytes(format: WeightFormat) -> usize {
+pub(super) fn super_bytes(format: WeightFormat) -> usize {
     match format {
         WeightFormat::Float(_) => TILE * SUPER * 2,
         WeightFormat::Quant(quant, scales) => {
@@ -195,7 +195,7 @@ impl CudaWeight {
         let form = match linear_defines(weight.format) {
             Some(_) => Form::Tiles {
                 narrow: [get("narrow_1")?, get("narrow_2")?, get("narrow_4")?, get("narrow_8")?],
-                split: split::function(ctx, &unit)?,
+                split: split::kernels(ctx, &unit, weight.format)?,
                 wide: wide::function(ctx, &unit)?,
             },
             None => Form::Rows { linear: get("linear")? },
