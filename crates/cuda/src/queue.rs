@@ -19,6 +19,8 @@ pub const ARGS: usize = 24;
 const FEED: usize = 4 << 20;
 /// Launches after which the queue is sent off although nobody asked.
 const LONGEST: usize = 4096;
+/// Launches of a pass after which the device begins with it. They keep it busy while the host notes down the rest.
+const FIRST: usize = 32;
 /// Recorded graphs kept; beyond that the half unused for longest goes.
 const GRAPHS: usize = 96;
 /// Shortest sequence worth a graph.
@@ -160,6 +162,8 @@ pub struct Queue {
     feed: Pinned,
     feed_device: u64,
     fed: usize,
+    copied: usize,                       // of it, what was sent off already
+    begun: bool, // whether launches went off since host data was put at the beginning of the feed
     parts: HashMap<u64, (usize, usize)>, // what was fed already: hash -> place, length
     in_flight: bool,
     back: Option<Pinned>,
@@ -192,6 +196,8 @@ impl Queue {
             feed: Pinned::new(FEED)?,
             feed_device,
             fed: 0,
+            copied: 0,
+            begun: false,
             parts: HashMap::new(),
             in_flight: false,
             back: None,
@@ -224,6 +230,8 @@ impl Queue {
         let bytes = bytes + 16 * ARGS; // each part is padded
         if self.launches.len() >= LONGEST || self.fed + bytes > self.feed.bytes {
             self.flush(device)?;
+        } else if !self.begun && self.launches.len() >= FIRST {
+            self.begin(device)?;
         }
         if bytes > self.feed.bytes {
             device.bind()?;
@@ -270,31 +278,42 @@ impl Queue {
         self.feed_device + at as u64
     }
 
-    /// Sends everything off.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn flush(&mut self, device: &Device) -> Result<(), CudaError> {
-        if self.launches.is_empty() {
-            return Ok(());
-        }
+    /// Sends off what there is while more comes: the device begins, and need not wait until the host has noted down a whole pass. What was fed
+    /// stays where it is, for launches to come.
+    fn begin(&mut self, device: &Device) -> Result<(), CudaError> {
         if let Some(failure) = device.failure() {
             self.launches.clear();
             return Err(failure.clone());
         }
         device.bind()?;
-        if self.fed > 0 {
-            let used = self.fed.min(self.feed.bytes);
-            // SAFETY: both sides are as long; the host side is not written before the stream was waited for.
-            unsafe { result::memcpy_htod_async(self.feed_device, &self.feed.bytes()[..used], device.stream) }
-                .map_err(|e| CudaError::call("cuMemcpyHtoDAsync", e))?;
-            self.in_flight = true;
+        let (from, to) = (self.copied, self.fed.min(self.feed.bytes));
+        if from < to {
+            // SAFETY: both sides are as long; this part of the host side is not written before the stream was waited for.
+            unsafe {
+                result::memcpy_htod_async(self.feed_device + from as u64, &self.feed.bytes()[from..to], device.stream)
+            }
+            .map_err(|e| CudaError::call("cuMemcpyHtoDAsync", e))?;
+            self.copied = to;
         }
+        self.begun = true;
         self.sent.kernels += self.launches.len() as u64;
         let sent = self.send(device);
         self.launches.clear();
-        self.parts.clear();
-        self.fed = 0;
+        sent
+    }
+
+    /// Sends everything off.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn flush(&mut self, device: &Device) -> Result<(), CudaError> {
+        let sent = if self.launches.is_empty() { Ok(()) } else { self.begin(device) };
+        if self.begun {
+            // Host data goes to the beginning again, once what was copied from there has gone.
+            self.in_flight |= self.copied > 0;
+            self.parts.clear();
+            (self.fed, self.copied, self.begun) = (0, 0, false);
+        }
         sent
     }
 
