@@ -333,7 +333,6 @@ __device__ __forceinline__ void queries_of(Work &w, const Tile &tile, const floa
 template <int CHUNKS_AHEAD, int GROUPS_AHEAD>
 __device__ __forceinline__ void item(Work &w, const float *q, const u16 *keys, const u16 *values, const float *flags, const u32 *positions, const u32 *tables, const Tile *tiles,
                                      const u32 *items, float *partials, float *out, u32 heads, u32 kv_heads, u32 window, float scale, u32 *turns, uint4 *prepared, float *sums, u32 nt) {
-    others_may_begin();
     const u32 head = blockIdx.y, share = heads / kv_heads, nth = items[2 * blockIdx.x + 1];
     const Tile tile = tiles[items[2 * blockIdx.x]];
     const int block = tile.first_block + nth;
@@ -345,6 +344,7 @@ __device__ __forceinline__ void item(Work &w, const float *q, const u16 *keys, c
     // What the host brought, and where keys and values lie, is known before the launches before this one have ended: they are on their way when the
     // queries come. Those that are only now being written are asked for in vain.
     ask(w, block, low, high, keys, values, kv_heads, head);
+    others_may_begin();  // only now: they ask for weights, which would come first
     wait_for_others();
     queries_of(w, tile, q, heads, share, head);
     float o[COLUMNS][4];

@@ -139,36 +139,41 @@ EXPORT norms(float *x, const float *y, const float *w1, float eps1, float scale,
     }
 }
 
-// Rows for the tensor cores. y is a row, x four lanes for each 64 inputs. With `gate`: out = x = activation(x) * y first.
+// Rows for the tensor cores: y is a row, x 1,024 inputs of it, four a thread. With `gate`: out = x = activation(x) * y first.
+constexpr u32 PREPARERS = 256;
 template <bool GATE> __device__ __forceinline__ void prepare_row(float *x, const float *y, u32 kind, uint4 *prepared, float *sums, u32 inputs, u32 nt) {
-    const u32 row = blockIdx.y, supers = (inputs + 255) / 256, i = blockIdx.x * blockDim.x + threadIdx.x, group = i / 4, t = i % 4;
-    const bool active = i < supers * 16;
-    float v[4][4];
-    x += (u64)row * inputs;
-    y += (u64)row * inputs;
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        const u32 k = group * 64 + s * 16 + t * 4;
-        if (active && k + 4 <= inputs && inputs % 4 == 0) {
-            const float4 four = *(const float4 *)(x + k);
-            v[s][0] = four.x, v[s][1] = four.y, v[s][2] = four.z, v[s][3] = four.w;
-            if (GATE) {
-                const float4 other = *(const float4 *)(y + k);
-                v[s][0] = activate(kind, v[s][0]) * other.x, v[s][1] = activate(kind, v[s][1]) * other.y;
-                v[s][2] = activate(kind, v[s][2]) * other.z, v[s][3] = activate(kind, v[s][3]) * other.w;
-                *(float4 *)(x + k) = make_float4(v[s][0], v[s][1], v[s][2], v[s][3]);
-            }
-            continue;
+    __shared__ float4 fours[PREPARERS];
+    const u32 row = blockIdx.y, supers = (inputs + 255) / 256, k = (blockIdx.x * PREPARERS + threadIdx.x) * 4;
+    x += (u64)row * inputs + k;
+    y += (u64)row * inputs + k;
+    float four[4] = {};
+    if (k + 4 <= inputs && inputs % 4 == 0) {
+        const float4 own = *(const float4 *)x, other = GATE ? *(const float4 *)y : own;
+        four[0] = own.x, four[1] = own.y, four[2] = own.z, four[3] = own.w;
+        if (GATE) {
+            four[0] = activate(kind, four[0]) * other.x, four[1] = activate(kind, four[1]) * other.y;
+            four[2] = activate(kind, four[2]) * other.z, four[3] = activate(kind, four[3]) * other.w;
+            *(float4 *)x = make_float4(four[0], four[1], four[2], four[3]);
         }
+    } else {
 #pragma unroll
-        for (int p = 0; p < 4; p++) {
-            v[s][p] = 0.f;
-            if (!active || k + p >= inputs) continue;
-            v[s][p] = x[k + p];
-            if (GATE) x[k + p] = v[s][p] = activate(kind, v[s][p]) * y[k + p];
+        for (u32 p = 0; p < 4; p++) {
+            if (k + p >= inputs) continue;
+            four[p] = x[p];
+            if (GATE) x[p] = four[p] = activate(kind, four[p]) * y[p];
         }
     }
-    store_prepared(v, prepared, sums, row, group, supers, nt, t, active);
+    fours[threadIdx.x] = make_float4(four[0], four[1], four[2], four[3]);
+    __syncthreads();
+    if (threadIdx.x >= PREPARERS / 4) return;
+    const u32 near = threadIdx.x / 4, t = threadIdx.x % 4, group = blockIdx.x * (PREPARERS / 16) + near;
+    float v[4][4];
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        const float4 part = fours[near * 16 + s * 4 + t];
+        v[s][0] = part.x, v[s][1] = part.y, v[s][2] = part.z, v[s][3] = part.w;
+    }
+    store_prepared(v, prepared, sums, row, group, supers, nt, t, group < supers * 4);
 }
 
 EXPORT prepare(float *x, uint4 *prepared, float *sums, u32 inputs, u32 nt) { after_others(); prepare_row<false>(x, x, 0, prepared, sums, inputs, nt); }
@@ -250,6 +255,7 @@ EXPORT heads(const float *x0, const float *x1, const float *x2, float *out0, flo
     u16 *pages = job == 0 ? pages0 : job == 1 ? pages1 : pages2;
     const u32 todo = what >> 4 * job;
     const u64 row = blockIdx.x, at = (row * heads[job] + head) * dim;
+    if (todo & NORM && weight && threadIdx.x * 32 < dim) prefetch(weight + threadIdx.x * 32);
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) values[i] = x[at + i];
     if (todo & NORM) {
         const float factor = inverse_rms(block_squares(values, dim), dim, eps);

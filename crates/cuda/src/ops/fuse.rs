@@ -70,7 +70,7 @@ pub fn prepare(ctx: &Context, k: &RowKernels, x: u64, inputs: usize, rows: usize
     let (to, sums) = (prepared.x.address(), prepared.sums.address());
     let mut op = ctx.operation(0);
     if !join_prepare(&mut op, k, x, inputs, rows, tiles, to, sums) {
-        let shape = Shape::new((supers * 16).div_ceil(128), rows, 128);
+        let shape = prepare_shape(rows, inputs);
         op.launch(k.prepare, shape, &args![x, to, sums, inputs, tiles]);
     }
     prepared
@@ -106,7 +106,7 @@ fn join_prepare(
         // The gate covers whole rows of both.
         tag::GATE if a[0] == x && a[3] == 0 && a[4] == width && a[5] == width && a[6] == rows as u64 * width => {
             let (kind, y) = (a[1], a[2]);
-            let shape = Shape::new((inputs.div_ceil(SUPER) * 16).div_ceil(128), rows, 128);
+            let shape = prepare_shape(rows, inputs);
             op.replace_last(0, k.gate_prepare, shape, &[x, kind, y, to, sums, width, nt]);
             true
         }
@@ -147,6 +147,11 @@ pub fn gate_prepare_wide(
 /// Operands of the launch queued last, where something may be added to it: what is added must lie apart from them.
 pub fn used_last(ctx: &Context) -> Vec<u64> {
     ctx.operation(0).last().map_or_else(Vec::new, |l| l.args().to_vec())
+}
+
+/// Of the kernel that stores rows: 1,024 inputs a block, four a thread.
+fn prepare_shape(rows: usize, inputs: usize) -> Shape {
+    Shape::new(inputs.next_multiple_of(SUPER).div_ceil(1024), rows, 256)
 }
 
 fn norms_shape(rows: usize, width: usize) -> Shape {
