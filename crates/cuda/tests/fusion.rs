@@ -228,3 +228,31 @@ fn a_pass_finds_its_graph_again() {
     assert_eq!([pass(2), pass(2)], [1, 1], "as before");
     assert_eq!(b.context().failure(), None);
 }
+
+#[test]
+fn a_pass_begins_while_host_data_still_comes() {
+    let Some(b) = device() else { return };
+    let table = weight(&b, &mut Rng::new(3), 200, 256);
+    let ids = |i: usize| [(7 * i % 200) as u32, (11 * i % 200) as u32, (i % 200) as u32];
+    // Every operation brings its own ids; the first 32 go off before the others are noted down.
+    let pass = |count: usize, waits: bool| -> Vec<Vec<f32>> {
+        let before = b.context().sent().kernels;
+        let mut outs: Vec<_> = (0..count).map(|_| b.buffer(3, 256)).collect();
+        let mut values: Vec<Vec<f32>> = Vec::new();
+        for (i, out) in outs.iter_mut().enumerate() {
+            b.embed(&table, &ids(i), 1.0, out);
+            if waits {
+                values.push(b.read(out));
+            }
+        }
+        let gone = b.context().sent().kernels - before;
+        assert_eq!(gone, if waits { count as u64 } else { 32 }, "{count} launches");
+        if waits { values } else { outs.iter().map(|out| b.read(out)).collect() }
+    };
+    let right = pass(90, true);
+    for turn in 0..4 {
+        assert_eq!(pass(90, false), right, "turn {turn}");
+    }
+    assert!(right.windows(2).all(|pair| pair[0] != pair[1]), "ids that differ give rows that differ");
+    assert_eq!(b.context().failure(), None);
+}
