@@ -11,9 +11,12 @@ namespace cluster {
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Copies 16 bytes to shared memory, or puts zeros there if not `there`. `copied` waits for all that the thread began.
+// Copies 16 bytes to shared memory, or puts zeros there if not `there`, past the first-level cache. `copied` waits for all that the thread began.
+//
+// That cache may hold what is old: a block of the launch before that wrote 4 of 32 bytes there leaves the others as it found them, and when
+// launches overlap nothing throws them away (docs/SPEED.md).
 __device__ __forceinline__ void copy(void *to, const void *from, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
