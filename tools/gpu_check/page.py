@@ -263,8 +263,8 @@ def exactness_page(report):
                 text += f"\n- {what}, batch {o['batch']}: {'exact' if o['exact'] else 'INEXACT, first at ' + verdict.place(o)}, {o['rows']} rows"
         text += "\n"
         wrong = [o for o in probe["outcomes"] if not o["exact"]]
-        text += "".join(f"- {verdict.place(o)}: {o['differing_bytes']} of {o['bytes']} bytes differ\n" for o in wrong)
-    return text
+        text += "".join(f"- {verdict.place(o)}: {o['differing_bytes']} of {o['bytes']} bytes differ\n" for o in wrong) + "\n"
+    return text.rstrip("\n") + "\n"
 
 
 def render(report, cpu=None):
@@ -283,7 +283,8 @@ README_BEGIN, README_END = "<!-- gpu:begin -->", "<!-- gpu:end -->"
 def readme_text(report):
     """The README's table of a run: speed of published shapes, alone and with drafts."""
     rows = []
-    for entry in report["speed"]:
+    whole = [entry for entry in report["speed"] if not entry.get("layers")]
+    for entry in whole or report["speed"]:  # what is cut is for gpu.md, unless there is nothing else
         c = entry.get("cost")
         if not c:
             continue

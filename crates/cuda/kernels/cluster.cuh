@@ -13,8 +13,8 @@ __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvt
 
 // Copies 16 bytes to shared memory, or puts zeros there if not `there`, past the first-level cache. `copied` waits for all that the thread began.
 //
-// That cache may hold what is old: a block of the launch before that wrote 4 of 32 bytes there leaves the others as it found them, and when
-// launches overlap nothing throws them away (docs/SPEED.md).
+// Through that cache one pass in fifty found old bytes on an H200, where launches overlap: what fits is that a block of the launch before, which
+// wrote 4 of 32 bytes on the same processor, left the others there as they were (docs/SPEED.md, "Rings of weights").
 __device__ __forceinline__ void copy(void *to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
