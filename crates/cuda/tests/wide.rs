@@ -149,3 +149,42 @@ fn matrices_share_a_launch() {
     assert!(difference("twin", inputs, [&narrow[0], &wide[0]], 520).is_some());
     assert_eq!(b.context().failure(), None);
 }
+
+/// Norms whose rows are stored by a block of threads each, and products that begin before those have ended, again and again: what a processor keeps of a
+/// launch before must not come into a product. Real shapes showed it in one pass of fifty on an H200 (docs/SPEED.md, "Rings of weights").
+#[test]
+fn products_that_follow_each_other_read_nothing_old() {
+    let Some(b) = device() else { return };
+    let (width, steps, turns) = if quick() { (512, 6, 2) } else { (2048, 40, 50) };
+    let format = WeightFormat::Quant(QuantFormat::Affine { bits: 4, group: 64 }, DType::Bf16);
+    let mut rng = Rng::new(11);
+    let shape = |outputs, inputs| Shape { experts: 1, outputs, inputs };
+    let mut load = |outputs, inputs| {
+        let host = random_weight(&mut rng, format, shape(outputs, inputs), 0);
+        b.load_weight(host).expect("a format with a kernel")
+    };
+    let (up, down) = (load(8 * width, width), load(width, 8 * width));
+    let norm = b.load_vector(&(0..width).map(|_| rng.normal()).collect::<Vec<_>>());
+    for rows in [2, 5, 8] {
+        let x: Vec<f32> = (0..rows * width).map(|_| rng.normal()).collect();
+        let chain = |on: bool| {
+            b.context().use_split(on);
+            let [mut residual, mut normed, mut out] = [(); 3].map(|()| b.buffer(rows, width));
+            let mut inner = b.buffer(rows, 8 * width);
+            b.write(&mut residual, &x);
+            for _ in 0..steps {
+                b.rms_norm(&residual, width, Some(&norm), 1e-6, &mut normed);
+                b.linear(&normed, &[&up], &mut [&mut inner]);
+                b.linear(&inner, &[&down], &mut [&mut out]);
+                b.add_rms_norm(&mut residual, &out, &norm, 1e-6, 0.5);
+            }
+            b.read(&residual).iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+        };
+        let right = chain(false);
+        for turn in 0..turns {
+            let found = difference(&format!("{rows} rows, turn {turn}"), width, [&right, &chain(true)], width);
+            assert!(found.is_none(), "{}", found.unwrap_or_default());
+        }
+    }
+    assert_eq!(b.context().failure(), None);
+}

@@ -296,11 +296,9 @@ pub fn linear(ctx: &Context, k: &RowKernels, x: &CudaBuffer, weights: &[&CudaWei
             Form::Tiles { narrow, split, .. } => {
                 let input = prepared
                     .get_or_insert_with(|| prepare(ctx, k, x.address(), first.inputs, x.rows, block_size(x.rows)));
-                match split {
-                    Some(split) if ctx.split() && x.rows <= SPLIT_TO => {
-                        split::multiply(ctx, split, input, x.rows, first.inputs, &parts);
-                    }
-                    _ => multiply(ctx, narrow[input.size], input, x.rows, first.inputs, &parts),
+                let few = split.filter(|_| ctx.split() && x.rows <= SPLIT_TO);
+                if !few.is_some_and(|few| split::multiply(ctx, few, input, x.rows, first.inputs, &parts)) {
+                    multiply(ctx, narrow[input.size], input, x.rows, first.inputs, &parts);
                 }
             }
         }

@@ -137,8 +137,8 @@ fn teams(need: Need, supers: usize, rows: usize, limit: usize) -> Option<Teams> 
     })
 }
 
-/// Up to three matrices of one format times up to eight rows.
-pub fn multiply(ctx: &Context, kernels: Split, x: &Prepared, rows: usize, inputs: usize, parts: &[Part]) {
+/// Up to three matrices of one format times up to eight rows. False, and nothing launched, where memory is too small for either way.
+pub fn multiply(ctx: &Context, kernels: Split, x: &Prepared, rows: usize, inputs: usize, parts: &[Part]) -> bool {
     let tiles: usize = parts.iter().map(|p| p.outputs.div_ceil(TILE)).sum();
     let (supers, limit, processors) = (inputs.div_ceil(SUPER), ctx.device.shared_limit, ctx.device.processors);
     let (x, sums) = (x.x.address(), x.sums.address());
@@ -146,13 +146,17 @@ pub fn multiply(ctx: &Context, kernels: Split, x: &Prepared, rows: usize, inputs
         let shape = Shape { grid: [processors.min(tiles), 1, 1], block: p.teams * 32 * SLICES, shared: p.shared };
         let args = with_parts(parts, args![x, sums, supers, rows, p.stages, p.slots, tiles]);
         ctx.launch(kernels.teams, shape, &args);
-    } else if let Some(p) = clusters(kernels.need, supers, rows, tiles.div_ceil(SLICES), (processors, limit)) {
+        return true;
+    }
+    if let Some(p) = clusters(kernels.need, supers, rows, tiles.div_ceil(SLICES), (processors, limit)) {
         let groups = tiles.div_ceil(SLICES);
         let count = groups.min(ctx.clusters_at_once(kernels.split, SLICES, 32 * SLICES, p.shared));
         let shape = Shape { grid: [count * SLICES, 1, 1], block: 32 * SLICES, shared: p.shared };
         let args = with_parts(parts, args![x, sums, supers, rows, p.chunk, p.stages, groups]);
         ctx.launch(kernels.split, shape, &args);
+        return true;
     }
+    false
 }
 
 #[cfg(test)]
