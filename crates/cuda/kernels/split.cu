@@ -57,8 +57,8 @@ split_8(const char *w0, const char *w1, const char *w2, float *y0, float *y1, fl
     if (lane == 0)
         for (u32 i = 0; i < stages; i++) cluster::barrier(full + i, 1);
     cluster::barriers_made();
-    cluster::begun();
     __syncwarp();
+    cluster::begun();
     auto tile_at = [&](u32 group) {
         const Place p = place(m, group * TILES + warp);
         return group < groups && p.w && from < to ? p.w + ((u64)p.tile * supers + from) * SUPER_BYTES : nullptr;

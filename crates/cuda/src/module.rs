@@ -266,25 +266,33 @@ impl Modules {
     /// Clusters of `blocks` blocks of a kernel that have room on the device at the same time; one if it does not say.
     pub fn clusters_at_once(&self, function: Function, blocks: usize, threads: usize, shared: usize) -> usize {
         let mut known = self.at_once.lock().unwrap_or_else(PoisonError::into_inner);
-        *known.entry((function, shared)).or_insert_with(|| {
-            let config = sys::CUlaunchConfig {
-                gridDimX: blocks as u32,
-                gridDimY: 1,
-                gridDimZ: 1,
-                blockDimX: threads as u32,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: shared as u32,
-                hStream: self.device.stream,
-                attrs: std::ptr::null_mut(),
-                numAttrs: 0,
-            };
-            let mut clusters = 0;
-            // SAFETY: the function is loaded; both pointers outlive the call.
-            let said =
-                unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function.raw(), &raw const config) };
-            if said.result().is_ok() { clusters.max(1) as usize } else { 1 }
-        })
+        if let Some(clusters) = known.get(&(function, shared)) {
+            return *clusters;
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks as u32,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared as u32,
+            hStream: self.device.stream,
+            attrs: std::ptr::null_mut(),
+            numAttrs: 0,
+        };
+        if self.device.bind().is_err() {
+            return 1; // the fault shows where something is launched
+        }
+        let mut clusters = 0;
+        // SAFETY: the function is loaded; both pointers outlive the call.
+        let said = unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function.raw(), &raw const config) };
+        if said.result().is_err() {
+            return 1;
+        }
+        let clusters = clusters.max(1) as usize;
+        known.insert((function, shared), clusters);
+        clusters
     }
 
     /// Source files and handles of what was loaded.

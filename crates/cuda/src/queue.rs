@@ -281,8 +281,14 @@ impl Queue {
     /// Sends off what there is while more comes: the device begins, and need not wait until the host has noted down a whole pass. What was fed
     /// stays where it is, for launches to come.
     fn begin(&mut self, device: &Device) -> Result<(), CudaError> {
+        let sent = self.copy_and_send(device);
+        // What could not be sent never will be: its host data may be gone by then.
+        self.launches.clear();
+        sent
+    }
+
+    fn copy_and_send(&mut self, device: &Device) -> Result<(), CudaError> {
         if let Some(failure) = device.failure() {
-            self.launches.clear();
             return Err(failure.clone());
         }
         device.bind()?;
@@ -297,9 +303,7 @@ impl Queue {
         }
         self.begun = true;
         self.sent.kernels += self.launches.len() as u64;
-        let sent = self.send(device);
-        self.launches.clear();
-        sent
+        self.send(device)
     }
 
     /// Sends everything off.

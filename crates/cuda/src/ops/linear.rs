@@ -24,7 +24,7 @@ enum Form {
     /// Tiles for the tensor cores.
     Tiles {
         narrow: [Function; 4], // for blocks of 8, 16, 32, 64 rows
-        split: Option<Split>,  // for up to 16 rows and for many, on devices that have them
+        split: Option<Split>,  // for up to 8 rows and for many, on devices that have them
         wide: Option<Function>,
     },
     /// Row by row, f32 or f16.
