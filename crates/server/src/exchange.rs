@@ -256,6 +256,10 @@ impl Drop for Record {
     fn drop(&mut self) {
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         exchange.duration = self.begun.elapsed();
+        // The client may leave before anyone waits for the answer that was asked for: it is cancelled all the same.
+        if exchange.status == LEFT && exchange.model.is_some() && exchange.finish.is_empty() {
+            exchange.finish.push("cancelled");
+        }
         record(&self.span, &exchange);
         if self.logged {
             tracing::info!(parent: &self.span, "done");
