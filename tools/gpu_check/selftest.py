@@ -184,7 +184,10 @@ def shapes(folder, good):
     old["speed"][0]["label"] = "gemma-4-31b"
     expect("a report from before, of the target's shape", "one's | - | at least 12 | - |" in page.render(old)["gpu"], page.render(old)["gpu"])
     expect("README", "| 16.0 |" in page.readme_text(good) and "| - |" in page.readme_text(old), page.readme_text(good))
-    return 8
+    cut = copy.deepcopy(good["speed"][0]) | {"layers": 12, "label": "of 12 layers"}
+    both, alone = ({**good, "speed": speed} for speed in ([cut, {**good["speed"][0], "layers": None}], [cut]))
+    expect("README without what is cut", "of 12 layers" not in page.readme_text(both) and "of 12 layers" in page.readme_text(alone), page.readme_text(both))
+    return 9
 
 
 def reports(folder, good):

@@ -323,4 +323,24 @@ mod tests {
         }
         assert_ne!(id(&HeaderMap::new()), id(&HeaderMap::new()));
     }
+
+    #[test]
+    fn a_client_that_leaves_before_anyone_waits_is_cancelled() {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let to = Arc::clone(&heard);
+        let hear =
+            move |exchange: &Exchange| to.lock().expect("no panic").push((exchange.status, exchange.finish.clone()));
+        let options = Options { observer: Some(Observer(Arc::new(hear))), ..Options::default() };
+        for (model, status) in [(Some("served"), None), (None, None), (Some("served"), Some(StatusCode::BAD_REQUEST))] {
+            let record = Record::begin(&Request::new(()), &options);
+            if let Some(model) = model {
+                record.model(None, model);
+            }
+            if let Some(status) = status {
+                record.answered(status);
+            }
+        }
+        let expected = [(LEFT, vec!["cancelled"]), (LEFT, Vec::new()), (400, Vec::new())];
+        assert_eq!(*heard.lock().expect("no panic"), expected);
+    }
 }
